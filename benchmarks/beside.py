@@ -1,10 +1,10 @@
-"""What processes beside a job's own gain it: rollout workers and replicas of the learner, against one process.
+"""What a job gains by processes beside its own: rollout workers and replicas of the learner, against one process.
 
-The same job in forms that take turns, step by step: all in one process; its update by two replicas; its rollout by two
-workers in processes of their own; both; and with training that begins while the last responses are drawn, on a core
-that idles, or on that of a worker that is freed for it. One thread each, so that two cores are all that is shared out.
-All forms are to draw and train what one process does, up to rounding: their rewards are told beside their seconds. A
-rollout gains less than an update: its tail is of few responses, of which a step takes as long on each of two cores.
+The same job runs in forms that take turns, step by step: all in one process; its update by two replicas; its rollout by
+two workers in processes of their own; both; and with training that begins while the last responses are drawn, on a core
+that idles, or on that of a worker that is freed for it. Each process has one thread, so no form uses more than two
+cores. All forms should draw and train the same as one process, up to rounding: their rewards are shown beside their
+seconds. A rollout gains less than an update: its tail has few responses, and a step of few is no faster on two cores.
 """
 
 from argparse import Namespace

@@ -1,4 +1,4 @@
-"""Real controllers to measure, and jobs that are no more than sockets."""
+"""Real controllers to measure, and jobs that are only sockets."""
 
 import asyncio
 import json

@@ -1,8 +1,8 @@
 """How long a placement decision takes as the cluster grows, beside the paper's figures.
 
-A decision is the placement of one arriving job and the check of its plan against the numbered invariants. The cluster
-is at a steady number of jobs: between two measured arrivals one job leaves. The paper's latencies are those of its own
-implementation of its algorithm on its own machine (arXiv 2512.11306); ours of the same algorithm are beside them.
+A decision is the placement of one arriving job and the check of its plan against the numbered invariants. The number of
+jobs in the cluster is steady: between two measured arrivals one job leaves. The paper's latencies are those of its own
+implementation of its algorithm on its own machine (arXiv 2512.11306); beside them are those of our implementation.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""What `rollmux demo` finds, several times over: two real jobs alone on pools of their own, then woven on one.
+"""The results of several runs of `rollmux demo`: two real jobs alone on pools of their own, then woven on one.
 
-Each run is the command itself, in a folder of its own. The gain is work for a node-hour, woven over alone, by the
-median steps of each job; `mean` is by all steps, with whatever else the machine did meanwhile. Runs differ with how
-much the cores' shared cache is used by others, other guests of the host among them: all are told, the median counts.
+Each run is the command itself, in a folder of its own. The gain is the work for a node-hour, woven over alone, by the
+median step of each job; `mean` is by all steps, with whatever else the machine did meanwhile. Runs differ because other
+processes, and other guests of the host, use the cores' shared cache, too: all are shown, and the median counts.
 """
 
 import json

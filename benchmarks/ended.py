@@ -1,8 +1,9 @@
-"""What jobs that have ended cost a controller: looks at the cluster, and each further job.
+"""How much jobs that have ended cost a controller: in looks at the cluster, and with each further job.
 
-A controller in this process, by its own calls: some jobs that live, and many that were submitted and cancelled. It
-remembers ten thousand of these, and forgets the oldest with each further one. Compared are a look with the latest of
-them and one with all, and a job that comes and goes while few are remembered and once the oldest is forgotten for it.
+The controller is in this process, and is called directly. It has some jobs that live, and many that were submitted and
+cancelled. It remembers ten thousand of these, and forgets the oldest with each further one. This compares a look that
+shows the latest of them with one that shows all; and a job that comes and goes while few are remembered with one for
+which the oldest is forgotten.
 """
 
 import tempfile

@@ -1,12 +1,12 @@
 """Useful tokens per second of the `slots` engine, of `generate` and of transformers' own continuous batching.
 
-All three run the same models, greedily, in turn, in one process pinned to as many cores as they have threads. The
-weights are random whatever the model is called, for speed does not depend on them: nothing is downloaded. Lengths are
-skewed: lognormal, clipped. `generate` pads a batch and runs it to its longest response; what it makes beyond a
-response's own length is of no use. Who takes more than twice as long as the best other in the first round can't be the
-best, and is not run again. How much of the output is the same is told beside: equal logits but for rounding may choose
-differently where two tokens are about equally likely. Then how long the `slots` engine takes to give up a response, to
-fall asleep, and to be back at its next token, with all responses under way.
+All three run the same models, greedily, in turn, in one process pinned to as many cores as it has threads. Weights are
+random whatever the model's name, as speed does not depend on them: nothing is downloaded. Lengths are skewed:
+lognormal, clipped. `generate` pads a batch and runs it to its longest response; tokens beyond a response's own length
+are of no use. An engine that takes more than twice as long as the best other one in the first round can't be the best,
+and is not run again. The share of equal output is shown, too: logits that differ only by rounding may choose
+differently if two tokens are about equally likely. Last come the times that the `slots` engine takes to give up a
+response, to fall asleep, and to be back at its next token, with all responses under way.
 """
 
 import gc

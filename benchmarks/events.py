@@ -1,7 +1,7 @@
-"""How many events the cluster machine takes per second on one core, and what checking its promises costs.
+"""How many events the cluster machine takes per second on one core, and how much it costs to check its promises.
 
-A history of a woven cluster is recorded in virtual time, then the same events are given to fresh machines: without
-checks, with the checks of the job at hand after each event, and (on a part of it) with all checks after each event.
+A history of a woven cluster is recorded in virtual time. Then the same events are given to fresh machines: without
+checks, with the checks of the event's job after each event, and (on a part of it) with all checks after each event.
 Arrivals are part of the history, so placement decisions are too.
 """
 

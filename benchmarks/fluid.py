@@ -1,9 +1,9 @@
-"""What each policy pays over what no schedule can undercut, over many workloads.
+"""How much each policy pays over the limits that no schedule can undercut, in many workloads.
 
-Four simulated workloads of the RollMux paper (arXiv 2512.11306): 300 jobs over 580 h, and two of them with 1,200 jobs,
-in work accounting: every job does the iterations that it would do alone in its running time. A move takes 300 s. The
-whole-node limit and the fluid limit are yardsticks, `bound` is proven (docs/design/limits.md). All seeds go at the
-forecast pace; a few are played phase by phase beside it.
+The workloads are the four simulated ones of the RollMux paper (arXiv 2512.11306): 300 jobs over 580 h, and two of them
+with 1,200 jobs. By work accounting, every job does the iterations that it would do alone in its running time. A move
+takes 300 s. The whole-node limit and the fluid limit are yardsticks, and `bound` is proven (docs/design/limits.md). All
+seeds are played at the forecast pace, and a few phase by phase, too.
 """
 
 from argparse import Namespace

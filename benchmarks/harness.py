@@ -1,6 +1,6 @@
-"""What the benchmarks share: arguments, timing in alternation, the result file, tables.
+"""What all benchmarks share: arguments, timing in turns, the result file, tables.
 
-Every result names what is needed to repeat it, and how busy other processes kept the machine meanwhile.
+Every result names all that is needed to repeat it, and how busy other processes kept the machine meanwhile.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""What it takes to make a batch of events durable: in a SQLite file, on a PostgreSQL server, and at the least.
+"""How long it takes to make a batch of events durable: in a SQLite file, on a PostgreSQL server, and at the least.
 
-All in turn, on one file system: an append of the same records to each journal, and their bytes to a plain file with
-`fdatasync`, which no journal can do without. The server is one of its own on this machine, behind a Unix socket, so
-that a network adds its round trip (one for each append). Then the removal of old records, a portion at a time: an
-append that comes meanwhile waits for one portion at most.
+All run in turn, on one file system: an append of the same records to each journal, and a write of their bytes to a
+plain file with `fdatasync`, which every journal needs. The server is started on this machine, behind a Unix socket: a
+network would add its round trip (one for each append). Then old records are removed, a portion at a time: an append
+that comes meanwhile waits for one portion at most.
 """
 
 import os

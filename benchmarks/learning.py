@@ -1,7 +1,7 @@
-"""What tail batching gains a job that learns, and what it costs it: the reference trainer, synchronous and by modes.
+"""What a job that learns gains by tail batching, and what it loses: the reference trainer, synchronous and by modes.
 
-Modes take turns, seed by seed, each from the same warmed-up weights. Runs are kept as they end: the same command goes
-on where it was stopped, and `--minutes 4` begins no run later than that.
+Modes take turns, seed by seed, each from the same warmed-up weights. Runs are saved as they end: the same command goes
+on where it was stopped, and with `--minutes 4` no run begins after four minutes.
 """
 
 from argparse import Namespace

@@ -1,8 +1,8 @@
-"""How long the cheapest partition takes to choose: by a table of all sets of jobs, and by HiGHS, in turns.
+"""How long it takes to choose the cheapest partition: by a table of all sets of jobs, and by HiGHS, in turns.
 
-Groups of one to five jobs: all of one, and half of the others, at a random price of whole nodes that is at most what
-its jobs cost apart. So many prices are equal, as those of real groups are. The solver has so many branches at most, and
-may prove less: both prices are told.
+Groups have one to five jobs: all groups of one, and half of the others, each at a random price of whole nodes that is
+at most the price of its jobs apart. So many prices are equal, as those of real groups are. The solver's branches are
+limited, and it may prove less: both prices are shown.
 """
 
 from argparse import Namespace

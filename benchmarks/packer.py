@@ -1,8 +1,8 @@
-"""What our job tier gains over the published design of RollPacker, at which bias, and how fast its core is.
+"""How much our job tier gains over the published design of RollPacker, with which bias, and how fast its core is.
 
 The job simulator plays the synchronous baseline, the published design, ours, and each part of ours alone, on the same
 seeds. Then a recorded history of rounds is given to fresh `TailBatcher`s one event at a time, in turn with the same
-loop around nothing.
+loop without a batcher.
 """
 
 from benchmarks.figures import packer_tables

@@ -1,7 +1,7 @@
-"""The figures of the RollMux paper (arXiv 2512.11306), each beside ours, with what the paper leaves unsaid.
+"""The figures of the RollMux paper (arXiv 2512.11306), each beside ours, with notes on what the paper leaves out.
 
-`paper` is its algorithm as we read it, `rollmux` our policy; both by our simulator at the forecast pace. The figures of
-the paper are of its own implementation, and its traces are not public: a ratio near 1 says that our reading comes to
+`paper` is its algorithm as we read it, `rollmux` our policy; both are simulated by us at the forecast pace. The paper's
+figures are those of its own implementation, and its traces are not public: a ratio near 1 says that our reading gives
 the same, not that either is right.
 """
 

@@ -1,13 +1,13 @@
-"""How fast a live controller grants phases, and what the signs of life of many jobs cost it.
+"""How fast a live controller grants phases, and how much the signs of life of many jobs cost it.
 
-A real `rollmux serve` on one core, with a real journal; its jobs are sockets of this process on another core. Each
-keeps a call parked that listens for orders, while phases are asked for, begun and finished at a fixed rate, whatever
-the answers take. No two share a node (their SLO is 1), so that no grant waits for another job. Beside it, at the same
-rate and in the same pattern of calls, a server that only echoes: the price of HTTP.
+A real `rollmux serve` runs on one core, with a real journal; its jobs are sockets of this process on another core. Each
+keeps a parked call that listens for orders, while phases are asked for, begun and finished at a fixed rate, however
+long the answers take. No two jobs share a node (their SLO is 1), so no grant waits for another job. Beside it a server
+that only echoes gets the same pattern of calls at the same rate: this is the price of HTTP.
 
-No grant leaves before it is on disk, and disks stall: so each round shows what those who come at the same rate wait
-for a bare `fdatasync`, and the controller is run a second time with its journal in memory. The figures are the median
-of the rounds.
+No grant leaves before it is on disk, and disks stall. So each round also shows how long calls at the same rate wait for
+a bare `fdatasync`, and the controller is run a second time with its journal in memory. The figures are the median of
+the rounds.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """How long a controller is away when it is killed: from SIGKILL to the first answer of the next one.
 
-Real `rollmux serve` processes with jobs that are attached and have gone through some iterations. Beside it an empty
-controller: what starting the program takes anyway.
+The controllers are real `rollmux serve` processes with jobs that are attached and have done some iterations. Beside
+them is an empty controller: it shows how long the start of the program takes anyway.
 """
 
 import asyncio

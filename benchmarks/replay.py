@@ -1,9 +1,9 @@
 """How fast a workload is replayed on one core, decisions included, and how time and memory grow with the jobs.
 
-Mixed jobs over 580 h under `rollmux`, at the forecast pace and phase by phase, each size in a process of its own. In
-turn with each replay runs a bare heap through which as many events go: what virtual time costs by itself. In the end
-the two run in turn, and what is compiled beside the same in Python, which must come to the same bill. The garbage
-collector is off, so the peak of memory holds what it would have freed: with 1,200 jobs a tenth more.
+Mixed jobs over 580 h are replayed under `rollmux`, at the forecast pace and phase by phase, each size in a process of
+its own. In turn with each replay a bare heap handles as many events: this is the cost of virtual time itself. In the
+end the two fidelities run in turn, and compiled code beside the same in Python, which must give the same bill. The
+garbage collector is off, so the peak of memory has what it would have freed: with 1,200 jobs a tenth more.
 """
 
 from argparse import Namespace

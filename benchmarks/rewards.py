@@ -1,4 +1,4 @@
-"""What sandboxed rewards cost: a run's overhead, runs a second, and what adaptive time limits save at which price.
+"""What sandboxed rewards cost: the overhead of a run, runs a second, and the gain and price of adaptive time limits.
 
 The same programs run bare in the same command, in turn with the sandboxed ones.
 """

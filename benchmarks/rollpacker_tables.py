@@ -1,7 +1,7 @@
-"""The figures of RollPacker (arXiv 2509.21009), each beside ours, with what the paper leaves unsaid.
+"""The figures of RollPacker (arXiv 2509.21009), each beside ours, with notes on what the paper leaves out.
 
-Ours are by the job simulator. Its constants are calibrated on figures of 7B/8k and 14B/16k, so what is alike there
-shows that one model gives them all; no constant is fitted to 32B/32k.
+Ours are from the job simulator. Its constants are calibrated on figures of 7B/8k and 14B/16k: if figures agree there,
+this only shows that one model gives them all. No constant is fitted to 32B/32k.
 """
 
 from benchmarks.figures import eta_table, rollpacker, size_tables, stage_tables, step_tables

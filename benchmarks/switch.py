@@ -1,10 +1,10 @@
-"""Warm starts against cold ones, how near moves come to a bare copy of memory, and engines that take turns.
+"""Warm starts against cold starts, how close moves are to a bare copy of memory, and engines that take turns.
 
 - Moves (`figures/switch_moves.py`): load and offload of SmolLM2-135M's rollout and training state beside bare copies.
 - Starts (`figures/switch_starts.py`): a new process against one whose state is on the host.
 - Rotations (`figures/switch_rotation.py`): three engines on one device; weights and answers compared after each turn.
 
-All of it runs on the processor, whose working memory is the device then, and where there is a GPU on that too.
+All of it runs on the processor, whose working memory is then the device, and on a GPU, too, if there is one.
 """
 
 import shutil

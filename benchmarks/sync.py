@@ -1,9 +1,9 @@
 """Weights over a slow link: two stages beside a flat broadcast and an all-gather, with every byte counted.
 
 Ranks are processes in network namespaces of their own, in two clusters that a shaped link joins (jumbo frames, as
-between data centres). Bytes are those that the link's own interface has counted, headers and all. A receiver's copy is
-compared with what was sent after every run. Then the leading sender is killed at moments spread over a transfer. Needs
-root and iproute2; where that is not given it says so and ends.
+between data centres). Bytes are those that the link's own interface has counted, with headers. After every run a
+receiver's copy is compared with what was sent. Then the leading sender is killed at moments spread over a transfer.
+This needs root and iproute2; without these it says so and ends.
 """
 
 import shutil

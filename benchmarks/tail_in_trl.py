@@ -1,7 +1,7 @@
-"""What examples/trl_grpo/tail_batching.py gains a job of TRL's: GRPOTrainer as it is, and with rounds of ours.
+"""How much a TRL job gains by examples/trl_grpo/tail_batching.py: GRPOTrainer as it is, and with our rounds.
 
 All modes take turns, seed by seed, each from the same warmed-up weights and with the same data. A step's seconds are
-those that TRL tells (`step_time`); they hold the rollout, rewards and the update.
+TRL's own figure (`step_time`), for the rollout, rewards and the update.
 """
 
 import importlib.util

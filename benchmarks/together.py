@@ -1,7 +1,7 @@
-"""Both tiers together: what the production-like trace costs with neither, with each, and with both.
+"""Both tiers together: the price of the production-like trace with neither, with each, and with both.
 
-`mux` shares nodes between jobs, `packer` shortens each job's rounds by tail batching. All is held against solo: every
-synchronous job on nodes of its own. Profiles come from the job simulator, by the setup nearest to each job.
+`mux` shares nodes between jobs, `packer` shortens each job's rounds by tail batching. All is compared with solo: every
+synchronous job on nodes of its own. Profiles come from the job simulator, with the setup nearest to each job.
 """
 
 from argparse import Namespace

@@ -1,8 +1,8 @@
-"""What several turns cost an engine: keys and values that rest between two turns, against computing them anew.
+"""How much several turns cost an engine: keys and values that stay between two turns, against computing them again.
 
-The same dialogues in three forms that take turns: each turn goes on from what rests; each turn computes all before it;
-and, as what is to be reached, one turn of as many drawn tokens, which nobody answers. Models have random weights, and
-what is said to them is random; turns end with the tokens that ended them when they were first drawn.
+The same dialogues run in three forms, in alternation: each turn goes on from the keys and values that stay; each turn
+computes all before it; and, as a lower limit, one turn of as many drawn tokens, without replies. Models have random
+weights, and replies are random; turns end with the tokens that ended them when they were first drawn.
 """
 
 from argparse import Namespace

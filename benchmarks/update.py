@@ -1,8 +1,8 @@
-"""Gradients of an update: `GradientSum.add` against one padded batch with logits of all places, the plain way.
+"""Gradients of an update: `GradientSum.add` against the plain way, one padded batch with logits of all places.
 
-Both in processor seconds of one thread and in turn, so that what others do to the machine weighs on both alike. Samples
-have long-tailed lengths. Also what the second sum of whitening costs, against deferring it, and what is saved by the
-prompts that the samples of a group have in common, against as many samples that each have another.
+Both are measured in processor seconds of one thread, and in turn, so other work on the machine slows both alike.
+Samples have long-tailed lengths. It also measures the cost of whitening's second sum, against deferring; and the gain
+of prompts that the samples of a group share, against as many samples with prompts of their own.
 """
 
 import gc

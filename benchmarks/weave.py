@@ -1,17 +1,17 @@
 """Whether jobs that share nodes go as fast as was forecast: three shapes on two rollout nodes and a training node.
 
-Under real `rollmux serve`, with real job processes that take time and need no core, so that nothing but the weaving is
-measured; moving state takes time too, and phases can pause. Each job first runs alone; then its owner says what its
-phases took, and all three run in one group, which is the placement's own choice (else nothing is measured).
+They run under a real `rollmux serve`, in real job processes that take time and need no core, so only the weaving is
+measured; moving state takes time, too, and phases can pause. Each job first runs alone; then its owner says how long
+its phases took, and all three run in one group, which is the placement's own choice (else nothing is measured).
 
 - *constant*: all phases of a kind take the same time.
-- *varying*: phases are drawn anew in each step, from a skewed distribution. Owners say the mean of those alone.
+- *varying*: the times of phases are drawn anew in each step, from a skewed distribution. Owners say the mean alone.
 
-`forecast` is the iteration time by which the controller places jobs (`rollmux status`), which takes phases to be
-constant, and `bound` the same if owners said the longest phases seen alone. `likely` is what phases come to that vary
-as they did alone; `lately` the same by what the controller saw of them, as it stood last (`rollmux status JOB`).
-`simulated` is the same work in virtual time: what no process, no network and no disk would take. Constant phases are
-held to `forecast`, varying ones to `likely`: how far those are from `forecast` is what varying costs, shown beside it.
+`forecast` is the iteration time by which the controller places jobs (`rollmux status`): it takes phases to be constant.
+`bound` is the same if owners said the longest phases seen alone. `likely` is the iteration time of phases that vary as
+they did alone; `lately` is the same with the times that the controller saw, in its latest state (`rollmux status JOB`).
+`simulated` is the same work in virtual time, without processes, network and disk. Constant phases are compared with
+`forecast`, varying ones with `likely`: how far these are from `forecast` is the cost of varying, shown beside it.
 """
 
 import tempfile

@@ -1,1 +1,1 @@
-"""What the benchmarks of money and of the paper's figures are made of."""
+"""The parts of the benchmarks: runs, tables and the papers' figures."""

@@ -1,6 +1,6 @@
 """A history of tail batching, recorded event by event, to be given to fresh batchers.
 
-Responses end by their length and are scored a little later, in the order of that time: what an engine would tell.
+Responses end in the order of their lengths, and are scored a little later, as an engine would tell them.
 """
 
 from heapq import heappop, heappush

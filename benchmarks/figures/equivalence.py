@@ -1,7 +1,7 @@
-"""Are two things equal, as far as they need be? Two one-sided t-tests on differences of pairs.
+"""Are two means equal within a margin? Two one-sided t-tests on differences of pairs.
 
-At the 5 % level two means are equal within a margin where the 90 % confidence interval of their difference lies
-within it. Not to be found different is no such proof: few and noisy pairs differ from nothing.
+At the 5 % level two means are equal within a margin if the 90 % confidence interval of their difference lies within
+it. That no difference is found is no such proof: few and noisy pairs differ significantly from nothing.
 """
 
 from collections.abc import Sequence

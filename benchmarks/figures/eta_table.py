@@ -1,4 +1,4 @@
-"""Mean rollouts by over-provisioning of prompts and of responses, and whether ours are in the paper's order."""
+"""Mean rollout times by over-provisioning of prompts and of responses, and whether ours are ordered as the paper's."""
 
 from collections.abc import Mapping
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Goals and how far they are met, means with their intervals, and work spread over the cores."""
+"""Goals and how far they are met, means with confidence intervals, and work that is spread over the cores."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor

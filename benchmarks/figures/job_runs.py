@@ -1,6 +1,6 @@
-"""Runs of the job simulator: what to play, and what is kept of it, small enough to come back from another process.
+"""Runs of the job simulator: what to play, and the results that are kept, small enough to come from another process.
 
-Invariant: a run is settled by its fields, so that two tables that ask for the same one share it.
+Invariant: a run's fields determine its results, so two tables that ask for the same run share it.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""One training run of a mode of batching with a seed: what each step came to and took, and what the policy is worth.
+"""One training run of a mode of batching with a seed: the results and times of its steps, and the policy's reward.
 
-The parts are those of `rollmux train`; without checkpoints, and from weights that all modes of a seed share. What
-the policy is worth is asked between steps, of the same prompts with the same draws, and counts for no time.
+The parts are those of `rollmux train`, without checkpoints, and from weights that all modes of a seed share. The
+policy's reward is measured between steps, with the same prompts and the same draws, and its time does not count.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What the runs of all modes say: what is learnt, in which time, from which responses.
+"""Tables of the runs of all modes: how much is learnt, in which time, from which responses.
 
-Everything is compared within a seed, and over the same number of trained prompts.
+All is compared within a seed, and over the same number of trained prompts.
 """
 
 from collections.abc import Callable, Mapping, Sequence

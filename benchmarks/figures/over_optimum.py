@@ -1,8 +1,8 @@
-"""What a policy pays over the offline optimum: for the jobs of one moment, and over a whole workload.
+"""How much a policy pays over the offline optimum: for the jobs of one moment, and over a whole workload.
 
-A moment is made as a policy meets it: jobs arrive one after the other, nobody leaves, and moves that pay are done. The
-optimum then groups the same jobs anew, as the paper's brute force does. Its groups are of pinned rollouts, and so are
-all others here.
+A moment comes about as a policy meets it: jobs arrive one after the other, none leaves, and moves that pay are made.
+The optimum then groups the same jobs anew, as the paper's brute force does. All rollouts here are pinned, in the
+optimum's groups and in all others.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The production-like trace with and without packed rounds: what is replayed, and what comes back of it."""
+"""The production-like trace with and without packed rounds: the replays, and the results that are kept of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What each part of ours gives over the published design, what it costs in bias, and the policies that learn."""
+"""What each part of our job tier gains over the published design, its cost in bias, and the policies that learn."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

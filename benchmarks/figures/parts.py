@@ -1,4 +1,4 @@
-"""One table of a benchmark: rows with the paper's figures beside ours, words on what is unsaid, and goals."""
+"""One table of a benchmark: rows with the paper's figures beside ours, notes on what the paper lacks, and goals."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
-"""The figures of the RollMux paper (arXiv 2512.11306) that ours stand beside.
+"""The figures of the RollMux paper (arXiv 2512.11306) that are shown beside ours.
 
-They are the paper's own, of its own implementation on its own machines. `None` is a figure that it does not give.
+They are those of the paper's own implementation on its own machines. `None` is a figure that it does not give.
 """
 
 # Its simulation: 300 jobs over 580 h, SLO from U(1, 2), groups of at most five; cost over its brute-force optimum.

@@ -1,7 +1,7 @@
-"""The figures of RollPacker (arXiv 2509.21009, NSDI'26) that ours stand beside, each with where it is shown.
+"""The figures of RollPacker (arXiv 2509.21009, NSDI'26) that are shown beside ours, each with its place in the paper.
 
-They are the paper's own, of its own implementation on H800 GPUs, with 128 prompts x 8 responses a step; where the paper
-has only a drawing they are read off it.
+They are those of the paper's own implementation on H800 GPUs, with 128 prompts x 8 responses a step. If the paper has
+only a drawing, they are read off it.
 """
 
 SETUPS = ("7B/8k", "14B/16k")

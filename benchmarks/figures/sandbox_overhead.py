@@ -1,4 +1,4 @@
-"""What the sandbox adds to a program: the same programs bare in this process, as bare processes, and in the sandbox."""
+"""How much time the sandbox adds: the same programs bare in this process, as bare processes, and in the sandbox."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""Tensor-parallel sizes: how long rollouts take with each, which one the planner takes, and which one the paper's."""
+"""Tensor-parallel sizes: how long rollouts take with each, and which size our planner and the paper's take."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Two clusters of network namespaces with a shaped link between their bridges.
 
-Everything lies in namespaces of its own names, so that nothing of the machine's own network is touched, and is gone
-with them. Segments are cut before the slow link's interface counts: every packet is counted with its own headers.
+All of it is in namespaces with names of their own: the machine's own network is not touched, and nothing is left when
+they are removed. Segments are cut before the slow link's interface counts them: each packet counts with its headers.
 """
 
 import json

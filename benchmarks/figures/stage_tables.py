@@ -1,4 +1,4 @@
-"""Parts of steps on one domain: shares of the baseline's stages, five steps of code, and time limits of tests."""
+"""Parts of steps on one domain: shares of the baseline's stages, five steps of code, and the time limits of tests."""
 
 from collections.abc import Sequence
 from dataclasses import replace

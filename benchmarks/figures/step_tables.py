@@ -1,4 +1,4 @@
-"""Whole steps beside the paper's: speed-ups part by part, what a step is made of, its cadence and its spread."""
+"""Whole steps beside the paper's: speed-ups part by part, the parts of a step, and how steps vary over time."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,6 +1,6 @@
-"""The jobs whose switches are timed: SmolLM2-135M and smaller ones of its kind, with what a phase does first.
+"""The jobs whose switches are timed: SmolLM2-135M and smaller models of its kind, and the first work of their phases.
 
-Weights are random, for their values make no difference to a move.
+Weights are random, as their values make no difference to a move.
 """
 
 from collections.abc import Mapping

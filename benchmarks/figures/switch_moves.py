@@ -1,10 +1,10 @@
 """Load and offload of one state, each in turn with a bare copy of the same bytes.
 
 A bare copy is one call of `copy_` between the same two pieces of memory, by as many threads, with the target in the
-same condition: working memory that the kernel has just taken back, or may take; host memory that is mapped. The
-system's own `memmove` of the whole stands beside it. In a virtual machine that hands free memory on to its host one of
-several loads has to wait for pages, by its place in the order: so loads go through all orders, and each is as often
-behind each other one. The fastest turn of each is told beside the median: there most turns of either may have waited.
+same condition: working memory that the kernel has just taken back, or may take; host memory that is mapped. Beside it
+is one `memmove` of all bytes. In a virtual machine that gives free memory back to its host, one of several loads must
+wait for pages, depending on its place in the order. So loads run in all orders, each as often behind each other one.
+The fastest turn of each is shown beside the median: in such a machine most turns of either may have waited.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """Three rollout engines take turns on one device: each wakes, answers as before, and leaves nothing behind.
 
-A turn is load, resume, canary, suspend, offload. The bytes that were there when an engine left are compared with those
-that it finds when it comes back, its canary with its earlier answer. The first engine's weights change in each turn;
-the others' stay, and are let go of uncopied. After each offload the device is asked what of it is still in use.
+A turn is load, resume, canary, suspend, offload. The bytes that an engine left are compared with those that it finds
+when it comes back, and its canary with its earlier answer. The first engine's weights change in each turn; the others'
+stay the same, and are dropped without a copy. After each offload the device is asked how much of it is still in use.
 """
 
 from collections.abc import Sequence

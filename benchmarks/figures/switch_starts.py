@@ -1,11 +1,11 @@
 """Cold starts against warm ones.
 
 *Cold*: a new process imports torch and transformers, reads weights (and the optimizer's moments) from files, and takes
-a step. The files come from the disk: the kernel is asked to forget them before each start, for a job that comes back
-after others is not in its cache; a second figure is for files that it still has. The libraries' own files it always
-has. *Warm*: a living process whose state is on the host loads it, and takes the same step. A cold start knows no
-gradients; so in the state "train" they are there and zero, as a phase leaves them that ends with `zero_grad`, and in
-"train, gradients kept" they are what a step has left.
+a step. The files come from the disk: before each start the kernel is asked to drop them from its cache, as it has not
+kept them for a job that comes back after others. A second figure is for files in the cache. The libraries' own files
+are always in the cache. *Warm*: a living process whose state is on the host loads it, and takes the same step. A cold
+start has no gradients. So in the state "train" gradients are there and zero, as after a phase that ends with
+`zero_grad`, and in "train, gradients kept" they are those that a step has left.
 """
 
 import os

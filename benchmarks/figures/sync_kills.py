@@ -1,4 +1,4 @@
-"""SIGKILL of the sender that leads, at moments spread over a transfer, while whoever serves reads over and over."""
+"""SIGKILL of the leading sender, at moments spread over a transfer, while receivers read their weights all the time."""
 
 import time
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""One rank of the sync benchmark, in a network namespace of its own: does what it is told line by line.
+"""One rank of the sync benchmark, in a network namespace of its own: it obeys orders, one a line.
 
-A sender or a receiver of ours by turns under either plan, and a rank of a torch.distributed group.
+It is a sender or a receiver of ours, by turns under either plan, and a rank of a torch.distributed group.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The processes of both sides of a sync, each in a network namespace of its own; each answers a line with a line."""
+"""The processes of both sides of a sync, each in a network namespace of its own. Each answers a line with a line."""
 
 import json
 import subprocess

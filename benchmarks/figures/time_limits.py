@@ -1,7 +1,7 @@
-"""Adaptive against fixed time limits on RollPacker's times of tests: as computed, and in the real sandbox.
+"""Adaptive against fixed time limits, with RollPacker's times of tests: computed, and in the real sandbox.
 
-The times are those of `rollmux.sim.job.rewards` (RollPacker, arXiv 2509.21009, figure 7a). In the real sandbox
-they are shortened, limits and times alike; each program computes for its time, so that limits are met by CPU time.
+The times are those of `rollmux.sim.job.rewards` (RollPacker, arXiv 2509.21009, figure 7a). In the real sandbox limits
+and times are shortened alike. Each program computes for its whole time, so limits of processor time apply.
 """
 
 import asyncio

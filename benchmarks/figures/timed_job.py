@@ -1,7 +1,7 @@
-"""A job that takes the time it is told to and needs no core: `python timed_job.py PLAN.json`, under a controller.
+"""A job that only waits, for planned times, and needs no core: `python timed_job.py PLAN.json`, under a controller.
 
-The plan says for each iteration how long rollout and training take, how long a sync takes, and what moving state in and
-off takes. Phases can pause. The controller is not told what was measured, so that a forecast stays what it was.
+The plan says for each iteration how long rollout and training take, and how long a sync and moving state in and off
+take. Phases can pause. The controller is not told any measurements, so its forecasts stay the same.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The paper's production trace, as far as it can be drawn again: what each policy pays for 200 jobs over 370.2 h."""
+"""The paper's production trace, as far as it can be made again: how much each policy pays for 200 jobs over 370.2 h."""
 
 from collections import Counter
 from dataclasses import dataclass

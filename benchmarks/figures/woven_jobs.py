@@ -1,4 +1,4 @@
-"""Jobs that only take time, and what becomes of them under a real controller and in virtual time."""
+"""Jobs that only take time: how long they take under a real controller, and in virtual time."""
 
 import json
 import sys
