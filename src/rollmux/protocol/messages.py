@@ -58,7 +58,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """This process is ready for the phase. `finished` are leases that it is done with, and may not be committed yet."""
+    """This process is ready for the phase. `finished` are leases it is done with, which may not count yet."""
 
     attempt: int
     kind: PhaseKind
