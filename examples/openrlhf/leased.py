@@ -1,7 +1,8 @@
 """OpenRLHF's colocated jobs under leases: run this in place of `openrlhf.cli.train_ppo_ray`, with its arguments.
 
-The lease of a rollout holds what is evaluated and drawn, and ends once the engines are asleep. The training's holds the
-rest of a step, with the update of the engines' weights. Whoever comes next finds the GPUs empty.
+All that is evaluated and drawn is under the lease of a rollout, which ends once the engines are asleep. The lease of a
+training covers the rest of a step, with the update of the engines' weights. The next holder of a lease finds the GPUs
+empty.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from rollmux.client import Mux
 class Turns:
     """One lease at a time: the next is asked for once the last one's nodes are empty, and given back.
 
-    Both kinds have the same nodes, so nothing is ever let stay there.
+    Both kinds of phase have the same nodes, so no state ever stays there.
     """
 
     def __init__(self, mux: Mux, held: ExitStack) -> None:
@@ -56,9 +57,9 @@ RewardModelActor: Any = plain(launcher.RewardModelActor)
 
 
 class Trained(launcher.BaseModelActor):
-    """A worker whose model DeepSpeed trains. OpenRLHF moves all of it but the weights; here these leave as well.
+    """A worker whose model DeepSpeed trains. OpenRLHF moves all of its state but the weights; here these leave, too.
 
-    With the weights all comes back, since DeepSpeed knows no less; OpenRLHF sends away what it would not have there.
+    When the weights come back all state does, as DeepSpeed can't bring less. OpenRLHF's call then moves the rest off.
     """
 
     is_away = False
@@ -87,7 +88,7 @@ class Trained(launcher.BaseModelActor):
 
 
 class Asked(launcher.BaseModelActor):
-    """A worker whose model is only asked. With ZeRO 3 it is on the host between its calls, else it moves as a whole."""
+    """A worker whose model is not trained. With ZeRO 3 it is on the host between calls; else the whole model moves."""
 
     def leave(self) -> None:
         if self.strategy.args.ds.zero_stage == 3:
@@ -159,7 +160,7 @@ class LeasedTrainer(PPOTrainer):
 
 
 class Drawing(SamplesGenerator):
-    """OpenRLHF's, which wakes the engines and has them sleep again."""
+    """OpenRLHF's generator of samples under a rollout's lease. It wakes the engines and has them sleep again."""
 
     def __init__(self, trainer: LeasedTrainer, made: SamplesGenerator) -> None:
         super().__init__(
@@ -182,7 +183,7 @@ class Drawing(SamplesGenerator):
 
 
 class InThisProcess:
-    """Something that OpenRLHF has an actor for, and is none here: the process that holds the leases has it."""
+    """Looks like an actor of OpenRLHF's, but its object is in this process, which holds the leases."""
 
     def __init__(self, it: Any) -> None:
         self._it = it
@@ -192,7 +193,7 @@ class InThisProcess:
 
 
 def bring_under(turns: Turns) -> None:
-    """What OpenRLHF's script imports is replaced where it finds it. It has no registry for these."""
+    """Replaces what OpenRLHF's script imports in the modules where it finds it, as there is no registry for these."""
     make_strategy = openrlhf.utils.get_strategy
 
     def get_strategy(args: Any) -> Any:
