@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from threading import Event, Thread
+from threading import Barrier, Event, Thread
 from time import sleep
 from typing import Any
 
@@ -17,7 +17,7 @@ from rollmux.mux import Timing
 from rollmux.mux.job import PhaseKind
 from rollmux.mux.transitions import Job
 from rollmux.protocol.messages import Ask, Listen, Report, Said
-from tests.client.world import Crowd, Engine, Fate, Floor, World, job_data, soon
+from tests.client.world import FOREVER_S, Crowd, Engine, Fate, Floor, World, job_data, soon
 
 ROLLOUT = PhaseKind.ROLLOUT
 
@@ -53,11 +53,13 @@ def test_rollouts_that_roam_run_on_whichever_of_their_nodes_is_free() -> None:
     roaming = {"rollout": rollout, "train": {**rollout, "duration_s": 20.0}, "slo": 1.5, "rollout_spares": 1}
     places: dict[str, tuple[str, ...]] = {}
     seen: Counter[tuple[str, str]] = Counter()
+    all_are_placed = Barrier(3)
 
     def work(name: str) -> None:
         with world.connect(job_data(name, **roaming)) as mux:
             places[name] = mux.rollout_nodes
             assert mux.roams == (len(mux.rollout_nodes) > 1)
+            all_are_placed.wait(FOREVER_S)  # else one may be done before another has come
             for _ in mux.steps(12):
                 with mux.phase("rollout", state=Engine()) as phase, floor.on(phase.nodes, name):
                     (node,) = phase.nodes
