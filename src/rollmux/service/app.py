@@ -1,6 +1,6 @@
-"""The controller over HTTP: who calls, whether they may, what they bring; then the answer, or why there is none.
+"""The controller over HTTP: finds out who calls, whether they may, and what they bring; then answers, or says why not.
 
-JSON only, and nothing is read that is larger than it may be. Plain ASGI: a framework would cost as much as the rest.
+JSON only, and no body is read beyond its limit. Plain ASGI: a framework would cost as much as the rest.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from rollmux.service.views import cluster_view
 log = logging.getLogger("rollmux.service")
 audit = logging.getLogger("rollmux.audit")
 
-# The largest job description, and the largest of all other messages.
+# The largest body of a message, and of a job description.
 MOST_BYTES, MOST_SUBMITTED_BYTES = 64 * 1024, 1024 * 1024
 
 Scope = MutableMapping[str, Any]
@@ -45,21 +45,22 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 JSON = (b"content-type", b"application/json")
 KIND_OF_FIGURES = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-# The last is for nginx, which otherwise hands on no news before they fill a buffer.
+# The last header is for nginx, which otherwise hands on no news before they fill a buffer.
 STREAM = ((b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 
-# Streams that are open at a time, in all and of one caller; who takes nothing for so long is cut off.
+# The most streams that are open at a time, in all and of one caller; a reader that takes nothing for `SLOW_S` is cut
+# off.
 MOST_STREAMS, MOST_STREAMS_EACH, SLOW_S = 200, 20, 15.0
 
-# An answer that is of all jobs takes 20 ms with 1,000 of them, of which others have their share: each so many jobs
-# weigh as much as a call more.
+# An answer about all jobs takes 20 ms with 1,000 of them. So that other callers have their share, it counts as one call
+# more, against the rate that its caller may have, for each so many jobs.
 JOBS_A_CALL = 50.0
-# A job's processes share a token: of more than so many each has a call a second all the same.
+# A job's processes share a token. If there are more of them than this, each may still make a call a second.
 PROCESSES_A_CALL = PER_S
-# Calls without a good token, from one address: each is a line in the log.
+# The rate of calls without a good token from one address: each of them is a line in the log.
 STRANGERS_PER_S, STRANGERS_BURST = 10.0, 200.0
 TOO_MANY = 429
-# Nobody hears this number, which is nginx's for callers that hung up: it is for the figures.
+# No caller hears this status, which is nginx's for callers that hung up: it is for the metrics.
 GONE = 499
 
 _NOBODY = Caller(Role.TENANT, "nobody")
@@ -87,11 +88,11 @@ class App:
             ("GET", b"/openapi.json"): (_described, ()),
         }
         self.metrics = Metrics(host)
-        self._readers: Counter[str] = Counter()  # of streams, by caller
+        self._readers: Counter[str] = Counter()  # open streams, by caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # uvicorn speaks of its own life too, which is not asked for
+            return  # uvicorn also tells of its own start and end, which need no answer
         method, raw_path = scope["method"], scope["raw_path"]
         found = self._paths.find(method, raw_path.decode("latin-1"))
         if found is None and (method, raw_path) in self._pages:
@@ -135,7 +136,7 @@ class App:
             raise Denied(TOO_MANY, "too many streams are open: close one, or read a page that is open already")
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send, caller: Caller, follower: Follower) -> None:
-        """Until nobody reads any more. Who does not take what is sent within a time is cut off."""
+        """Sends until nobody reads any more. A reader that does not take what is sent within `SLOW_S` is cut off."""
         self._readers[caller.name] += 1
         gone = asyncio.ensure_future(_left(receive))
         chunks = follower.chunks(gone, lambda: self._bearer(scope) == caller)
@@ -153,7 +154,7 @@ class App:
             self._readers -= Counter((caller.name,))
 
     async def _figures(self, scope: Scope, send: Send) -> None:
-        """For Prometheus, which knows no JSON; prices are nothing for strangers."""
+        """The metrics for Prometheus, which knows no JSON. Strangers don't get them, for they hold prices."""
         caller = _NOBODY
         try:
             caller = self._caller(scope, OWNERS, self._looked_at())
@@ -167,12 +168,12 @@ class App:
         await _send(send, 200, self.metrics.text(view), (KIND_OF_FIGURES,))
 
     def _looked_at(self, ended: int = 0) -> int:
-        """How many jobs an answer is of that has so many at most that have ended."""
+        """How many jobs an answer about all jobs shows, of the ended ones at most this many."""
         state = self.host.controller.machine.state
         return len(state.jobs) + min(ended, len(state.ended))
 
     def _caller(self, scope: Scope, who: frozenset[Role], looked_at: int, job: str = "") -> Caller:
-        """Who calls, unless they call too often."""
+        """Who calls. Raises Denied if that is not known, or if they call too often."""
         if who is EVERYBODY:
             return _NOBODY
         caller, jobs = self._bearer(scope), self.host.controller.jobs
@@ -187,7 +188,7 @@ class App:
         return caller
 
     def _require_entitled(self, caller: Caller, who: frozenset[Role], path: Mapping[str, str]) -> None:
-        """They may make this call, of this job if it is of one."""
+        """Raises if the caller may not make this call, or not about the job in its path."""
         if who is EVERYBODY:
             return
         if caller.role not in who:
@@ -205,12 +206,12 @@ class App:
 
 @cache
 def _described() -> bytes:
-    """Once, for who asks: it takes longer to make than all else of an app."""
+    """Made once, when somebody first asks: it takes longer to make than all else of an app."""
     return json.dumps(description(ROUTES)).encode()
 
 
 class _Endpoint:
-    """One route, and how what it takes is read."""
+    """One route, and how its body is read."""
 
     def __init__(self, route: Route) -> None:
         self.route, self.parks = route, route.parks
@@ -247,7 +248,7 @@ async def _left(receive: Receive) -> None:
 
 
 def _query(scope: Scope) -> Mapping[str, str]:
-    """What the query says. A browser that comes back to a stream says in a header where it was."""
+    """What the query says. A browser that comes back to a stream names in a header the last record that it heard of."""
     text = scope["query_string"]
     said = dict(parse_qsl(text.decode("latin-1"))) if text else {}
     last = _header(scope, b"last-event-id") if scope["method"] == "GET" else ""
@@ -255,7 +256,7 @@ def _query(scope: Scope) -> Mapping[str, str]:
 
 
 def _note(scope: Scope, caller: Caller, status: int) -> None:
-    """A line for each change, and for each call that was not allowed; not for those that come too often."""
+    """Writes an audit line for a change, or a call that was not allowed; none for calls that come too often."""
     if status == TOO_MANY:
         return
     call = f"{scope['method']} {scope['path']}"

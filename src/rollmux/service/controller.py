@@ -1,8 +1,8 @@
 """The rules of the live service, without a clock, a socket or a disk: calls come in with their time, values go out.
 
-What the machine decides is kept in `pending` until the shell has made it durable; nothing that a caller is told may
-leave before that (I11). A call may come twice, late, or after the controller was started anew: the answer says what
-holds now.
+The events that the machine has taken are kept in `pending` until the host has made them durable; no answer may leave
+before that (I11). A call may come twice, late, or after the controller was started anew: the answer says what holds
+now.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,15 +25,15 @@ from rollmux.service.live import Live, gone
 from rollmux.service.processes import Processes
 from rollmux.service.tally import Tally
 
-# How often jobs are looked for that have gone silent.
+# How often the controller looks for jobs that have gone silent.
 LOOK_S = 5.0
-# Where an image holds the history, beside the machine's state.
+# The key under which an image holds the history, beside the machine's state.
 HISTORY = "history"
 
-# Commands that are carried out beside the jobs: by a launcher, or by whoever gets nodes.
+# Commands that the jobs' own processes don't carry out: `Errands` does, with the launcher.
 Errand = cmd.Launch | cmd.Stop | cmd.Provision | cmd.ReleaseNode
 
-# Submissions of forgotten jobs that are removed with one batch: it is not to take longer for them.
+# The most submissions of forgotten jobs that one batch removes: the batch is not to take longer for them.
 FORGET_AT_ONCE = 50
 
 
@@ -50,7 +50,7 @@ class Refused(RollmuxError):
 
 
 class MachineFailed(RollmuxError):
-    """The machine broke off amid an event: what it holds is not to be trusted, and nothing may follow from it."""
+    """The machine broke off amid an event: its state is not to be trusted, and nothing may follow from it."""
 
 
 class Controller:
@@ -70,26 +70,27 @@ class Controller:
         self.jobs = {submission.job.id: Live(submission, tenant) for tenant, submission in owned}
         self.pending: list[Record] = []  # not durable yet
         self.owned: list[Owned] = []
-        self.forgotten = dict.fromkeys(forgotten)  # their submissions are of no use any more
+        self.forgotten = dict.fromkeys(forgotten)  # jobs whose submissions the journal need not keep any more
         self.errands: list[Errand] = []
-        self.woken: set[str] = set()  # jobs to which something new may be said
+        self.woken: set[str] = set()  # jobs with news: their parked calls are to be looked at again
         self.beats: dict[int, ev.Heartbeat] = {}  # signs of life since the last tick, by lease
-        self._wake_at = -inf  # no tick is due before
-        self._next_look = 0.0  # for jobs that have gone silent
+        self._wake_at = -inf  # before this time the machine needs no tick
+        self._next_look = 0.0  # when to look again for jobs that have gone silent
         self.tally = Tally()
         for job_id, live in self.jobs.items():
             live.version = machine.state.ledger.seq + 1  # above whatever an earlier life has told
             record = machine.state.jobs.get(job_id)
-            live.leased = record is not None and record.progress.counted_until is not None  # it has asked for one
+            live.leased = record is not None and record.progress.counted_until is not None  # it has asked for a lease
             live.came = job_id in came
             live.is_missed = live.came and not live.leased
 
-    # -- what the shell does -----------------------------------------------------------------------------------------
+    # -- what the host calls -----------------------------------------------------------------------------------------
 
     def tell(self, now: float, event: ev.Event) -> tuple[cmd.Command, ...]:
-        """One event for the machine; it is to be made durable before anything that follows from it leaves.
+        """Gives the machine an event, which is to be made durable before anything that follows from it leaves.
 
-        Raises IllegalEvent where it can't be now, and MachineFailed where it was not taken whole: no record is of it.
+        Raises IllegalEvent if it is not possible now, and MachineFailed if the machine broke off in it: then there is
+        no record of it.
         """
         ledger = self.machine.state.ledger
         before = ledger.seq
@@ -105,7 +106,7 @@ class Controller:
 
     def _taken(self, now: float, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
         record = Record(self.machine.state.ledger.seq, now, event, checksum(commands))
-        if not isinstance(event, ev.Heartbeats):  # they only put off what is due
+        if not isinstance(event, ev.Heartbeats):  # signs of life only put off what is due
             self._wake_at = now
         if isinstance(event, ev.JobFailed) and event.job_id in self.jobs:
             self.jobs[event.job_id].over(event.attempt, event.reason)
@@ -148,7 +149,7 @@ class Controller:
             if isinstance(command, Errand):
                 self.errands.append(command)
             if isinstance(command, cmd.Grant):
-                self.woken.add(command.lease.job_id)  # who asked hears of that
+                self.woken.add(command.lease.job_id)  # only the parked `ask` hears of it: the orders are as before
                 continue
             job_id = getattr(command, "job_id", None)
             if job_id in self.jobs:
@@ -161,13 +162,13 @@ class Controller:
             self.order(job_id)
 
     def order(self, job_id: str) -> None:
-        """There is something else to tell the job than before."""
+        """The job's orders are other ones than before: its parked calls are to hear them."""
         live = self.jobs[job_id]
         live.version = max(live.version + 1, self.machine.state.ledger.seq)
         self.woken.add(job_id)
 
     def _end_the_silent(self, now: float) -> None:
-        """Where no launcher watches a job's processes, nobody else notices that they are gone and hold nothing."""
+        """Ends jobs whose processes are gone. If they have no launcher and hold no lease, nobody else would notice."""
         timing = self.machine.state.rules.timing
         for job_id, record in list(self.machine.state.jobs.items()):
             live = self.jobs[job_id]
@@ -207,7 +208,7 @@ class Controller:
             self.keep(job_id)
 
     def keep(self, job_id: str) -> None:
-        """What a later life of the controller is to know of the job, beside what the machine does."""
+        """Keeps what a later life of the controller is to know of the job, beside what the machine knows."""
         live = self.jobs[job_id]
         self.owned.append(Owned(job_id, live.tenant, job_data(live.submission), live.came))
 
@@ -216,7 +217,7 @@ class Controller:
         return Done()
 
     def live(self, job_id: str, tenant: str | None = None) -> Live:
-        """The job; NoSuchJob where there is none that this tenant may see (None: all)."""
+        """The job. Raises NoSuchJob if there is none of this name that this tenant may see (None: may see all)."""
         live = self.jobs.get(job_id)
         if live is None or tenant not in (None, live.tenant):
             raise NoSuchJob(f"there is no job {job_id!r}")
@@ -227,21 +228,21 @@ class Controller:
         return [each for each in self.machine.state.ended if self.is_of(each, tenant)]
 
     def is_of(self, job_id: str, tenant: str | None) -> bool:
-        """Whether it is this tenant's (None: anybody's)."""
+        """Whether the job is this tenant's (None: anybody's)."""
         live = self.jobs.get(job_id)
         return tenant is None or (live is not None and live.tenant == tenant)
 
     def names(self, tenant: str | None) -> Callable[[str], str]:
-        """What this tenant (None: everybody) hears of a job's name."""
+        """By which name this tenant hears of a job: its own name only if it is the tenant's (None: always)."""
         return lambda job_id: job_id if self.is_of(job_id, tenant) else ANOTHERS
 
     def since(self, job_id: str) -> float:
-        """When this job was submitted: what was before is of an older one of its name, perhaps another tenant's."""
+        """When this job was submitted: earlier news are of an older job of the same name, perhaps another tenant's."""
         account = self.history.books.accounts.get(job_id)
         return -inf if account is None else account.submitted
 
     def _forget_the_oldest(self) -> None:
-        """What the machine remembers no more of jobs that are over, nobody does."""
+        """Forgets the ended jobs that the machine remembers no more."""
         for job_id in self.machine.state.forgotten(self.jobs):
             del self.jobs[job_id]
             self.forgotten[job_id] = None

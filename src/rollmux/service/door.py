@@ -1,7 +1,7 @@
-"""Answers at the controller's socket until the controller does: it is alive, and everything else is to come again.
+"""Answers at the controller's socket until the controller does: `/healthz` says that it lives, other calls get 503.
 
-Recovery may take seconds. Who calls meanwhile hears 503 instead of nothing, so that those who watch over the process
-can tell one that starts from one that is dead, and calls are repeated as after any other fault.
+Recovery may take seconds. A caller hears 503 meanwhile instead of nothing, so that those who watch over the process can
+tell one that starts from one that is dead, and calls are repeated as after any other fault.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from rollmux.service.heads import MOST_CONNECTIONS
 
 T = TypeVar("T")
 
-# So long is waited for what is just being said when the door closes.
+# How long the door waits for answers that are under way when it closes.
 LAST_WORDS_S = 0.1
-# Who is silent for so long is not waited for, and what is longer is not read.
+# A caller that is silent for so long is not waited for, and no more than so much of a body is read.
 PATIENCE_S, MOST_BYTES = 2.0, 1024 * 1024
 
 _LENGTH = re.compile(rb"^content-length: *(\d{1,9})\r$", re.I | re.M)
@@ -43,7 +43,7 @@ class Door:
         self._in_loop(self._open())
 
     def close(self) -> None:
-        """What is being said is said to its end, within a moment."""
+        """Answers that are under way go out first, within a moment."""
         if not self._loop.is_closed():
             self._in_loop(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -58,10 +58,10 @@ class Door:
         self._loop.add_reader(self._at, self._let_in)
 
     def _let_in(self) -> None:
-        """By hand: who is let in by asyncio's own server in the moment in which that is closed is never answered."""
+        """Accepts by hand: a caller that asyncio's own server accepts as it is closed would never be answered."""
         with suppress(OSError):
             guest, _ = self._at.accept()
-            if len(self._guests) >= MOST_CONNECTIONS:  # without a file left it would be called for nothing, on and on
+            if len(self._guests) >= MOST_CONNECTIONS:  # without a file left this would be called for nothing, on and on
                 guest.close()
                 return
             guest.setblocking(False)
@@ -78,7 +78,7 @@ class Door:
             for task in silent:
                 task.cancel()
             await asyncio.gather(*open_ones, return_exceptions=True)
-        await asyncio.sleep(0.01)  # what is closed now is so in the next round of the loop
+        await asyncio.sleep(0.01)  # what was closed just now really closes in the loop's next round
 
     async def _meet(self, guest: socket.socket) -> None:
         try:
@@ -96,7 +96,7 @@ class Door:
                 finally:
                     writer.close()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            guest.close()  # it may come again, too
+            guest.close()  # this caller, too, may come again
 
 
 def _answer(head: bytes) -> bytes:

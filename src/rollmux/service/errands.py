@@ -1,4 +1,4 @@
-"""Carries out what the machine wants done beside the jobs: processes and nodes, each in its own time."""
+"""Carries out the machine's errands: it starts and stops attempts and gets nodes, without holding up calls."""
 
 import asyncio
 import logging
@@ -17,25 +17,25 @@ log = logging.getLogger("rollmux.service")
 Tell = Callable[[ev.Event], Awaitable[object]]
 EnvOf = Callable[[str, int], Mapping[str, str]]
 
-# A stopped process has so long to end by itself.
+# How long a stopped process has to end by itself.
 GRACE_S = 5.0
-# A start waits so long for the ends of attempts that are over; what takes longer holds up its own job alone.
+# How long the controller's start waits for attempts that are over to end; a longer end holds up its own job alone.
 BEGIN_S = 10.0
 
 
 class Errands:
-    """Launches and stops attempts. Nodes join when the launcher sees them; those that are rented, as soon as wanted."""
+    """Launches and stops attempts. Nodes join when the launcher sees them; rented ones, as soon as they are wanted."""
 
     def __init__(self, machine: ClusterMachine, jobs: Mapping[str, Live], launcher: Launcher, env_of: EnvOf) -> None:
         self.machine, self.jobs, self.launcher, self.env_of = machine, jobs, launcher, env_of
         self._locks: dict[str, asyncio.Lock] = {}  # what is done for one job is done in order
-        self._way = asyncio.Lock()  # none forgets what another, who has had the name meanwhile, prints
-        self._ends: set[asyncio.Task[None]] = set()  # of attempts that are over for the machine
+        self._way = asyncio.Lock()  # else one call could forget the output of a job that took the name meanwhile
+        self._ends: set[asyncio.Task[None]] = set()  # they stop attempts that are over for the machine
         self._tell: Tell | None = None
         self._pool_of = machine.state.cluster.fixed_nodes
 
     async def begin(self, tell: Tell) -> None:
-        """Who still runs goes on; who is gone, though it should run, has failed."""
+        """Attempts that still run go on; an attempt that is gone, though it should run, has failed."""
         self._tell = tell
         there = await self.launcher.watch(self._pool_of, self._node_changed)
         for node in self._pool_of:
@@ -46,7 +46,7 @@ class Errands:
             launched = bool(self.submission(record.job.id).command)
             if launched and record.state is Job.RUNNING and (record.job.id, record.attempt) not in running:
                 await self._exited(record.job.id, record.attempt, "its processes were gone after a restart")
-        # They were to be stopped when the controller ended.
+        # Attempts that were to be stopped when the controller ended, and still run.
         self._ends = {asyncio.create_task(self._end(*key)) for key in running if not self._is_current(*key, *Job)}
         if self._ends:
             await asyncio.wait(self._ends, timeout=BEGIN_S)
@@ -66,7 +66,7 @@ class Errands:
                 pass  # a slice of a machine stays where it is
 
     async def make_way(self, job_id: str) -> None:
-        """A job of this name is to be submitted. It waits for no end of an older one: that may take for ever."""
+        """A job of this name is to be submitted. It does not wait for an older job's end, which may take for ever."""
         async with self._way:
             if job_id not in self.jobs:
                 await self.launcher.forget(job_id)
@@ -83,7 +83,7 @@ class Errands:
     async def _launch(self, errand: cmd.Launch) -> None:
         submission = self.submission(errand.job_id)
         if not submission.command:
-            return  # started by other means: it attaches
+            return  # its owner starts the processes, which attach
         async with self._lock(errand.job_id):
             if not self._is_current(errand.job_id, errand.attempt, Job.STARTING):
                 return
@@ -97,7 +97,7 @@ class Errands:
 
     async def _stop(self, errand: cmd.Stop) -> None:
         if not self.submission(errand.job_id).command:
-            return  # it hears of it, and leaves; else the machine goes on without it
+            return  # its processes hear that they are to end, and leave; else the machine goes on without them
         async with self._lock(errand.job_id):
             await self.launcher.stop(errand.job_id, errand.attempt, GRACE_S)
             if self._is_current(errand.job_id, errand.attempt, Job.STOPPING):
@@ -115,7 +115,7 @@ class Errands:
         if record.state is Job.STOPPING:
             await self._told(ev.JobStopped(job_id, attempt))
             return
-        if record.state is Job.STARTING and not failed:  # before its start was heard: a controller has died in between
+        if record.state is Job.STARTING and not failed:  # before its start was told: a controller died in between
             await self._told(ev.JobStarted(job_id, attempt))
         if failed or record.state is not Job.RUNNING:
             await self._told(ev.JobFailed(job_id, attempt, passed_on(failed) or "it ended before it had begun"))

@@ -1,6 +1,6 @@
 """Work on a copy of the whole process, as it is at this instant, while the process itself goes on.
 
-For what takes a tenth of a second and must see one state: the copy is made in milliseconds, whatever it then does.
+For work that takes a tenth of a second and must see one state: the copy is made in milliseconds, whatever it then does.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Forked:
             os.close(to)
 
     async def result(self) -> bytes:
-        """What the work came to."""
+        """What the work returned."""
         loop = asyncio.get_running_loop()
         content, status = await loop.run_in_executor(None, self._collect)
         if status != 0:
@@ -51,8 +51,8 @@ def _run(work: Callable[[], bytes], to: int) -> None:
     status = 1
     try:
         gc.disable()
-        # With the process's own end of the pipe open it would write for ever to nobody once the process is killed, and
-        # with its socket open nobody could take the controller's place.
+        # If this copy kept the process's end of the pipe open, it would write to nobody for ever once the process is
+        # killed; if it kept the socket open, no other process could take the controller's place.
         os.closerange(3, to)
         os.closerange(to + 1, os.sysconf("SC_OPEN_MAX"))
         os.nice(19)  # the process itself is not to wait for its copy

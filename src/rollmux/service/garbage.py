@@ -1,13 +1,13 @@
-"""Collects garbage seldom and on purpose: nearly all of it dies without a collector, whose looks make calls wait.
+"""Collects garbage seldom and on purpose: nearly all objects are freed without a collector, and its runs hold up calls.
 
-The interpreter's own looks at what is new whenever enough of it has come, and finds nothing: 45 ms every four seconds
-at 500 phase changes a second.
+The interpreter's own collector runs whenever there are enough new objects, and finds nothing: that is 45 ms every four
+seconds at 500 phase changes a second.
 """
 
 import asyncio
 import gc
 
-# A look at everything stops the controller for a tenth of a second with 1,000 jobs.
+# How often: a run over all objects stops the controller for a tenth of a second with 1,000 jobs.
 EVERY_S = 600.0
 
 

@@ -1,9 +1,9 @@
 """HTTP as uvicorn reads it, with bounds on what comes before a call is whole: connection, first line, headers, body.
 
-Whoever sends them may be a stranger. Invariant: without a call nobody has more than `MOST_HEAD_BYTES` of the
+The sender may be a stranger. Invariant: before its call is whole a sender has no more than `MOST_HEAD_BYTES` of the
 controller's memory (and the little that was read with them), nor a connection for longer than `HEAD_S`, and `BODY_S`
-for the rest of a call, answered or not; nobody keeps one who takes nothing of the answers; and whatever comes, files
-are left for the journal and for processes.
+for the rest of a call, answered or not; a sender that takes nothing of the answers loses its connection; and whatever
+comes, files are left for the journal and for processes.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ MOST_HEAD_BYTES = 64 * 1024
 HEAD_S = 10.0
 # From a head to the end of its body: the largest job description in a minute, whatever the line.
 BODY_S = 60.0
-# Between two looks whether something has been taken of answers that wait to be.
+# The time between two looks whether the other end has taken something of the answers that wait for it.
 TAKEN_S = 60.0
 
-# Of the files that this process may have open, so much may be connections.
+# Which part of the files that this process may have open may be connections.
 SHARE_OF_FILES = 0.75
-# Between two lines in the log about connections that there was no room for.
+# The time between two lines in the log about connections for which there was no room.
 COMPLAINT_S = 60.0
 
 _TOO_LARGE, _TOO_LATE, _TOO_MANY = 431, 408, 503
@@ -41,7 +41,7 @@ log = logging.getLogger("rollmux.service")
 
 
 def most_connections(files: int) -> int:
-    """With so many open files at most."""
+    """The most connections of a process that may have so many open files."""
     return int((1 << 20 if files == resource.RLIM_INFINITY else files) * SHARE_OF_FILES)
 
 
@@ -51,7 +51,7 @@ MOST_CONNECTIONS = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0
 class BoundedHttp(HttpToolsProtocol):
     """One connection."""
 
-    _came = 0  # bytes since the last that meant something: of a head, or of what stands between parts of a body
+    _came = 0  # bytes of a head, or between parts of a body, that have not led to anything yet
     _late: asyncio.TimerHandle | None = None
     _next_look: asyncio.TimerHandle | None = None  # whether what is sent is taken
     _complains_at = 0.0
@@ -86,7 +86,7 @@ class BoundedHttp(HttpToolsProtocol):
             )
 
     def on_message_begin(self) -> None:
-        self._came = self._came or 1  # of a call that came together with the one before
+        self._came = self._came or 1  # the start of this call may have come together with the call before
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -112,7 +112,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     @classmethod
     def _complain(cls, now: float) -> None:
-        """One line in a while, however many come."""
+        """Writes one line in a while, however many connections come."""
         if now >= cls._complains_at:
             cls._complains_at = now + COMPLAINT_S
             log.warning("no more than %d connections at a time: let it have more open files", MOST_CONNECTIONS)

@@ -1,7 +1,8 @@
 """What nodes had of their machines when a controller was last started.
 
-Invariant: a node that jobs share keeps its cores and GPUs. They were begun with these, and another node's jobs would be
-given them too. Which machine it is on may change: what ran there is gone with it, or still there under another name.
+Invariant: a node that jobs share keeps its cores and GPUs. Its jobs were begun with these, and another node's jobs
+would be given them too. The machine of the node may change: what ran there is gone with the machine, or the machine is
+the same under another name.
 """
 
 import json
@@ -18,7 +19,7 @@ _KEPT = ("cores", "devices")
 
 
 def require_kept(folder: Path, means: Mapping[str, Means], state: ClusterState) -> None:
-    """RollmuxError where a node that jobs share had something else. A node that nothing was said of had all."""
+    """Raises RollmuxError if a node that jobs share had other cores or GPUs. A node without an entry had all."""
     before, wrong = _before(folder / FILE), []
     for node, record in state.book.nodes.items():
         group = state.groups.get(record.group_id or "")
@@ -37,13 +38,13 @@ def require_kept(folder: Path, means: Mapping[str, Means], state: ClusterState) 
 
 
 def keep(folder: Path, means: Mapping[str, Means], state: ClusterState) -> None:
-    """For the next start."""
+    """Writes down what nodes have, for the next start."""
     found = {node: _plain(means.get(node, Means())) for node in {**state.book.nodes, **means}}
     write_private(folder / FILE, json.dumps(found, indent=1).encode())
 
 
 def _before(path: Path) -> dict[str, dict[str, object]]:
-    """By node; nothing where no controller has kept any."""
+    """What was kept, by node; nothing if no controller has kept any."""
     try:
         found: dict[str, dict[str, object]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:

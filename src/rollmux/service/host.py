@@ -1,7 +1,7 @@
-"""Gives the controller time, a disk and hands: the one place of the service that waits.
+"""Gives the controller the time, a journal and errands: the one place of the service that waits.
 
-Invariant (I11): a reply, a wake-up or an errand leaves only after every event that it can have seen is durable, but for
-answers to questions once nothing can be made so any more. Calls that come while the disk writes share the next write.
+Invariant (I11): a reply, a wake-up or an errand leaves only after every event that it can have seen is durable. Once
+nothing can be made durable any more, questions are still answered. Calls that come during a write share the next one.
 """
 
 import asyncio
@@ -29,29 +29,29 @@ from rollmux.service.steps import Steps
 log = logging.getLogger("rollmux.service")
 T = TypeVar("T")
 
-# How often leases are looked at that may have run out, and signs of life are written down.
+# How often the controller looks for leases that have run out, and writes down signs of life.
 TICK_S = 0.25
-# A look at the time that comes so much too late is told: all calls have waited for as long.
+# A look at the time that is late by more than this is logged: all calls have waited for as long.
 LATE_S = 2.0
-# An image is kept once all that came after the last one took so long, for a restart has to do that again. Taking one
-# stops everything for a moment, longer with more jobs, so with more jobs it is done less often.
+# An image is taken once the events since the last one took this long to handle, for a restart has to handle them again.
+# Taking an image stops everything for a moment, longer with more jobs, so with more jobs it is done less often.
 REPLAY_S, REPLAY_PER_JOB_S = 0.5, 0.001
-# Between two portions of old records that are removed, so that writes go on meanwhile.
+# The pause between two portions of old records that are removed, so that writes go on meanwhile.
 TRIM_PAUSE_S = 0.05
-# Where calls come faster than one by one, those within so long share a write.
+# If several calls waited for the last write, the next write waits this long, so that more calls share it.
 GATHER_S = 0.001
-# An answer of all jobs is made in steps: after each such time others are heard, and the journal's thread has the
-# interpreter, for as long again and longer.
+# An answer about all jobs is made in steps of `STEP_S`. In the pause after each step, which is longer than the step,
+# other calls are heard and the journal's thread has the interpreter.
 STEP_S, PAUSE_S = 0.0005, 0.001
-# A parked call is answered at the latest after so long, whatever it asked for: proxies end silent connections.
+# A parked call is answered after this long at the latest, whatever it asked for: proxies end silent connections.
 LONGEST_PARK_S = 30.0
-# Parked calls whose time is over within so long are answered together: waking up costs more than an answer.
+# Parked calls whose time ends within this long are answered together: waking up costs more than an answer.
 PARK_GRAIN_S = 0.05
 
 
 class Unavailable(RollmuxError):
-    """Nothing changes before a new start, for the journal can't be written, or the machine has failed: what is there
-    can be read."""
+    """Nothing can change before a new start, for the journal can't be written, or the machine has failed. Questions are
+    still answered."""
 
 
 class HungUp(RollmuxError):
@@ -68,15 +68,15 @@ class Host:
         self.broken = ""  # why nothing changes any more
         self.wrote: Callable[[float], object] = float  # hears how many seconds each write took
         self._time = MachineTime(begins_at)
-        self._heard_until = -inf  # in machine time: from then on nobody was heard any more
+        self._heard_until = -inf  # the machine time from which nobody is heard any more
         self._disk = ThreadPoolExecutor(1, "journal")
         self._dirty = asyncio.Event()
         self._waiting: list[asyncio.Future[None]] = []  # replies that wait for the next write
-        self._written: list[asyncio.Future[None]] = []  # those that wait for the one that is under way
+        self._written: list[asyncio.Future[None]] = []  # replies that wait for the write that is under way
         # Calls that wait for news of a job, in their order.
         self._parked: dict[str, dict[asyncio.Future[None], None]] = defaultdict(dict)
         self.durable = controller.machine.state.ledger.seq  # the last record that is on disk
-        self.hurried = False  # it is about to end
+        self.hurried = False  # the controller is about to end
         self._followers: list[asyncio.Future[None]] = []  # streams that wait for the next record
         self._writing = self._crowded = self._copying = False
         self._to_replay_s = replayed_s
@@ -88,7 +88,7 @@ class Host:
 
     @property
     def _is_durable(self) -> bool:
-        """Whether an image may be kept of what there is. Before the first record there is nothing, not even a time."""
+        """Whether an image of the state may be kept: all of it is on disk. Before the first record there is none."""
         return 0 < self.controller.machine.state.ledger.seq == self.durable
 
     @property
@@ -108,7 +108,7 @@ class Host:
         return self._time.now()
 
     async def start(self, again: list[Errand]) -> None:
-        """Takes up work; `again` are errands of which nobody knows if an earlier life has done them."""
+        """Begins work; `again` are errands of which nobody knows whether an earlier life of the controller ran them."""
         self._spawn(self._write_forever(), "writing")
         await self.errands.begin(self.tell)
         self._time.begin()
@@ -118,7 +118,7 @@ class Host:
         self._spawn(self._tick_forever(), "keeping time")
 
     def hurry(self) -> None:
-        """Answers what is parked as it stands: nothing is to wait any more."""
+        """Answers all parked calls with what holds now: no call is to wait any more."""
         if not self.hurried:
             self._heard_until = self.now
         self.hurried = True
@@ -137,7 +137,7 @@ class Host:
         state = self.controller.machine.state
         try:
             if not self.broken and self._is_durable:
-                ends_at = max(state.now, self._heard_until)  # who did nothing up to then has held nodes all the same
+                ends_at = max(state.now, self._heard_until)  # nodes were held until then, though no event says so
                 self.journal.keep(Image(state.ledger.seq, ends_at, self.controller.image()))
         except Exception as error:  # noqa: BLE001  whatever it is, what counts is in the records
             log.warning("no image of the state: %s", error)
@@ -147,7 +147,7 @@ class Host:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     async def call(self, rule: Callable[[float], T]) -> T:
-        """What the rule answers, once all that it can have seen is durable."""
+        """What the rule answers, once every event that it can have seen is durable."""
         if self.broken:
             raise Unavailable(self.broken)
         began, seq = time.perf_counter(), self.controller.machine.state.ledger.seq
@@ -163,17 +163,17 @@ class Host:
                 await self._durable()
 
     async def look(self, rule: Callable[[float], T]) -> T:
-        """What the rule sees, once it is durable; where nothing can be made so any more, what there is."""
+        """Like `call`, for questions: once nothing can be made durable any more, still what the rule answers."""
         return rule(self.now) if self.broken else await self.call(rule)
 
     async def look_through(self, rule: Callable[[float], Steps[T]]) -> T:
-        """The same, step by step, for what takes long: others are heard meanwhile."""
+        """Like `look`, step by step, for answers that take long: other calls are heard meanwhile."""
         steps, until = rule(self.now), time.perf_counter() + STEP_S
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                await self.look(float)  # what was seen is to be durable
+                await self.look(float)  # waits until all that the steps have seen is durable
                 found: T = end.value
                 return found
             if time.perf_counter() >= until:
@@ -188,9 +188,10 @@ class Host:
         settled: Callable[[T], bool],
         left: Callable[[], Coroutine[object, object, None]],
     ) -> T:
-        """The rule's answer as soon as it is settled, asked anew whenever there is news of the job; else the last.
+        """The rule's answer as soon as it is settled, else its last answer when the time is over. The rule is asked
+        anew whenever there is news of the job.
 
-        `left` returns once the caller is gone: then nothing more is done in its name, and it raises HungUp.
+        `left` returns once the caller is gone: then nothing more is done in its name, and `park` raises HungUp.
         """
         loop = asyncio.get_running_loop()
         until = ceil((loop.time() + min(max(wait_s, 0.0), LONGEST_PARK_S)) / PARK_GRAIN_S) * PARK_GRAIN_S
@@ -218,7 +219,7 @@ class Host:
         return job_id in self._parked
 
     async def tell(self, event: ev.Event) -> tuple[cmd.Command, ...]:
-        """An event from beside the calls: a process has ended, a node is there. What can't be now is only noted."""
+        """An event that comes from no call: a process has ended, a node is there. An illegal one is only logged."""
         try:
             return await self.call(lambda now: self.controller.tell(now, event))
         except IllegalEvent as error:
@@ -226,7 +227,7 @@ class Host:
             return ()
 
     async def news(self, after: int, gone: "asyncio.Future[None]", within_s: float) -> None:
-        """Waits for a record after this one to be durable, or until there is no more to wait for."""
+        """Waits until a record after this one is durable, or the reader is gone, its time is over or the host ends."""
         if self.durable > after or self.hurried:
             return
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -301,7 +302,7 @@ class Host:
         )
 
     def _break(self, why: str, bug: BaseException | None = None) -> None:
-        """Nothing is written from now on: those who wait for that hear so."""
+        """Nothing is written from now on: the calls that wait for a write hear why."""
         self.broken = why
         log.critical(why, exc_info=bug)
         for reply in [*self._written, *self._waiting]:
@@ -314,8 +315,8 @@ class Host:
                 _settle(news)
 
     def _begin_image(self) -> None:
-        """Of what is about to be written, for where calls come fast there is always something that is not yet durable.
-        Without one nothing is lost but time: the next may succeed."""
+        """Of a state whose last events are still to be written, for where calls come fast there always are some. If no
+        image can be made, nothing is lost but time: the next may succeed."""
         machine = self.controller.machine
         try:
             copy = Forked(lambda: packed(self.controller.image()))
@@ -326,10 +327,10 @@ class Host:
             self._spawn(self._keep(machine.state.ledger.seq, machine.state.now, copy))
 
     async def _keep(self, seq: int, at: float, copy: Forked) -> None:
-        """Only the last step, which takes a moment, is in line with the writes, and each portion of what is too old."""
+        """Keeps the image, then removes old records. Writes wait for the keeping, or for one portion, no longer."""
         try:
             kept = Packed(seq, at, await copy.result())
-            await self.call(float)  # what it holds is to be durable first
+            await self.call(float)  # all that the image holds is to be durable first
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._disk, self.journal.keep, kept)
             while await loop.run_in_executor(self._disk, self.journal.trim):
@@ -342,7 +343,8 @@ class Host:
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def _look_at_time_forever(self) -> None:
-        """So that it stands while this process does, and not while a tick waits for the disk."""
+        """Machine time stands still between two looks that lie far apart. A tick may wait for the disk, so these looks
+        are apart from the ticks: the time then stands only while this process does."""
         while True:
             due = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
@@ -351,13 +353,13 @@ class Host:
                 log.warning("for %.1f s nobody was heard: this process was stopped, or found no core", late_s)
 
     async def _tick_forever(self) -> None:
-        with suppress(Unavailable):  # it has said so
+        with suppress(Unavailable):  # the log says why already
             while not self.broken:
                 await asyncio.sleep(TICK_S)
                 await self.call(self.controller.tick)
 
     def _spawn(self, work: Coroutine[object, object, None], vital: str = "") -> None:
-        """`vital`: what nothing goes on without."""
+        """`vital` names work without which the controller can't go on."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._over, vital))

@@ -23,7 +23,7 @@ class LaunchFailed(RollmuxError):
 class Attempt:
     """What is to be started: one process for each of `submission.processes`, with its number in `ROLLMUX_RANK`.
 
-    `env` is what the job needs to find the controller; it comes beside what its owner wants.
+    `env` is what the job needs to find the controller; it is added to the environment that its owner wants.
     """
 
     submission: Submission
@@ -37,7 +37,7 @@ class Attempt:
 
     @property
     def told(self) -> dict[str, str]:
-        """What all of its processes find in their environment of the attempt."""
+        """What all processes of the attempt find in their environment."""
         submission, where = self.submission, self.placement
         return {
             **dict(submission.env),
@@ -56,20 +56,20 @@ def home_of(rank: int, processes: int, placement: Placement) -> str:
 
 
 def seen_by(rank: int, processes: int, placement: Placement) -> tuple[str, ...]:
-    """The nodes whose devices are this rank's to see: its own, or all where some node has no rank."""
+    """The nodes whose devices this rank sees: its own node, or all nodes if some node has no rank."""
     nodes = placement.all_nodes
     return (home_of(rank, processes, placement),) if processes >= len(nodes) else nodes
 
 
 def each_once(some: Iterable[Sequence[T] | None]) -> list[T]:
-    """What several nodes have together, as far as it is told."""
+    """What several nodes have together, each thing once; nodes that don't say (None) are left out."""
     return list(dict.fromkeys(one for each in some for one in each or ()))
 
 
-# Told when all processes of an attempt have ended by themselves: job, attempt, and why if its work is not done.
+# Called when all processes of an attempt have ended by themselves: job, attempt, and why if its work is not done.
 OnExit = Callable[[str, int, str], Awaitable[None]]
 
-# Told when a node is there again, or is gone with whatever ran on it: its name, and whether it is there.
+# Called when a node is there again, or is gone with whatever ran on it: its name, and whether it is there.
 OnNode = Callable[[str, bool], Awaitable[None]]
 
 
@@ -80,19 +80,19 @@ class Launcher(Protocol):
         """Called once, before all else. Returns which of these nodes are there; later changes are told."""
 
     async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
-        """Called once, before any start. Returns who still runs; those that ended meanwhile are reported."""
+        """Called once, before any start. Returns the attempts that still run; those that ended are reported."""
 
     async def start(self, attempt: Attempt) -> None:
-        """Returns when its processes are up, or raises LaunchFailed. One that runs already is left alone."""
+        """Returns when its processes are up, or raises LaunchFailed. An attempt that runs already is left alone."""
 
     async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
         """Asks its processes to end, ends them after `grace_s`, and returns when they are gone. Never raises."""
 
     async def log(self, job_id: str, lines: int) -> list[str]:
-        """The last lines that the job's latest attempt has printed; nothing where there is none."""
+        """The last lines that the job's latest attempt has printed; none if there is no attempt."""
 
     async def forget(self, job_id: str) -> None:
-        """A new job is to have this name: what older ones have printed is nobody's to read."""
+        """A new job is to have this name: nobody may read any more what older jobs of this name have printed."""
 
     async def close(self) -> None:
         """The controller goes. Attempts run on."""

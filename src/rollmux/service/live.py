@@ -1,6 +1,6 @@
 """What the service knows of a job beside the machine: who speaks for it, what each process has said, who shows life.
 
-All but the submission and its owner is of one life of the controller: jobs say again what is needed of it.
+All but the submission, its owner and `came` is forgotten when the controller ends: jobs say again what is needed of it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,10 @@ from rollmux.plain import plain
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.messages import MOST_REASON, Attach, Said
 
-# A job without a launcher that shows no life for so many leases, and for so long, is gone.
+# A job without a launcher that shows no life for so many leases, and for at least so long, is gone.
 SILENT_LEASES, SILENT_S = 10, 600.0
-# A controller that is started anew is called within so long by all who called the one before: a call that was parked
-# there is given up after 40 s, and repeated within 5.
+# Within this time all scripts that called the controller before call the one that was started anew: a call that was
+# parked is given up after 40 s, and repeated within 5.
 AWAY_S = 60.0
 
 
@@ -28,26 +28,26 @@ class Live:
 
     submission: Submission
     tenant: str
-    came: bool = False  # its script has called, which no launcher started
-    version: int = 0  # the latest event that led to an order to it
+    came: bool = False  # its script, which no launcher started, has called
+    version: int = 0  # of the job's orders: the latest event that changed them
     instances: dict[int, str] = field(default_factory=dict)  # which life of the script speaks for a rank
-    said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease's nodes, by each rank, till all have
+    said: dict[int, dict[int, Said]] = field(default_factory=dict)  # of a lease, by each rank, till all have
     given_up: dict[int, str] = field(default_factory=dict)  # leases under which a process works no more, and why
     heard: dict[int, float] = field(default_factory=dict)  # when each rank last showed life, the longest ago first
-    since: float | None = None  # when the first of them did, or was looked for in vain
+    since: float | None = None  # when the first rank did, or was looked for in vain
     left: set[int] = field(default_factory=set)  # ranks that are gone
-    failed: str = ""  # why the first of them was, where its work was not done
+    failed: str = ""  # why the first rank left, if its work was not done
     waits: dict[int, tuple[str, float]] = field(
         default_factory=dict
     )  # lives that wait for a place, and when last heard
     deserted: tuple[float, str] | None = None  # since when no process is there, and why; no call has come since
     leased: bool = False  # it has heard of a lease, so that something may have been done
     is_missed: bool = False  # it came to an earlier life of the controller, had no lease, and has not called this one
-    missed_since: float | None = None  # when it was first looked for
-    latest_over: tuple[int, str] = (0, "")  # of the attempts that are over, and why
+    missed_since: float | None = None  # when this life of the controller first looked for it
+    latest_over: tuple[int, str] = (0, "")  # the latest attempt that is over, and why
 
     def alive(self, now: float, rank: int, lease_s: float) -> bool:
-        """This rank shows life; whether all have done so lately. A rank that never has counts from the first one on."""
+        """This rank shows life; whether all have done so lately. For a rank that never has, the first one's counts."""
         self.heard.pop(rank, None)
         self.heard[rank] = now
         since = self._since(now)
@@ -55,12 +55,12 @@ class Live:
         return now - (next(iter(self.heard.values())) if are_all else since) <= lease_s
 
     def silent_for(self, now: float) -> float:
-        """How long no rank has shown life that is not done; where none ever has, since this was asked first."""
+        """How long no rank that is still there has shown life; if none ever has, since when this was asked first."""
         heard = [at for rank, at in self.heard.items() if rank not in self.left]
         return now - max(heard, default=self._since(now))
 
     def is_gone(self, now: float, timing: Timing) -> str:
-        """Why its processes are given up for lost, if they are. Once one has failed the others get little time."""
+        """Why the job's processes are given up for lost, else "". Once one has failed, the others get little time."""
         patience_s = timing.lease_s + timing.drain_s if self.failed else _patience_s(timing)
         silent_s = self.silent_for(now)
         if silent_s <= patience_s:
@@ -72,16 +72,16 @@ class Live:
         self.deserted, self.is_missed = None, False
 
     def look_out(self, now: float) -> None:
-        """Who ended while no controller was there has hung up on nobody."""
+        """Looks for a script that may have ended while there was no controller: it could hang up on nobody."""
         if self.is_missed:
             self.missed_since = now if self.missed_since is None else self.missed_since
             if now - self.missed_since > AWAY_S:
                 self.deserted, self.is_missed = (now, "its script was gone when the controller came back"), False
 
     def is_abandoned(self, record: JobRecord, now: float, timing: Timing) -> str:
-        """Why nobody is going to run the job, if so. One that has had no lease is given little time: nothing is lost
-        with it. One that waits for a place, and is no more heard, gets as much as one that has its place. Who was
-        waited for in vain is not waited for again, as another attempt would be.
+        """Why nobody is going to run the job, else "". A job that has had no lease gets little time: nothing is lost
+        with it. A job that waits for a place, and is heard no more, gets as much as one that has its place. If a script
+        was waited for in vain, there is no other attempt: the wait for it would be in vain too.
         """
         patience_s = self._return_s(timing)
         if self.deserted is not None and not self.leased and now - self.deserted[0] > patience_s:
@@ -95,7 +95,7 @@ class Live:
         return ""
 
     def waited_for(self, record: JobRecord, timing: Timing) -> str:
-        """Why the job has its place and no processes, and how long its script has; a launcher needs no telling."""
+        """Why the job has its place and no processes; and how long its script has, unless a launcher starts it."""
         by_hand, patience_s = not self.submission.command, self._return_s(timing)
         if record.state is Job.RUNNING and by_hand and self.deserted is not None:
             return f"{self.deserted[1]}: it has {patience_s:.0f} s to be started again"
@@ -107,7 +107,7 @@ class Live:
         return ": ".join(told)
 
     def over(self, attempt: int, why: str) -> None:
-        """This attempt has come to its end, or is to: what is said first is why."""
+        """This attempt has come to its end, or is to: the reason that is given first counts."""
         if attempt > self.latest_over[0]:
             self.latest_over = attempt, why
 
@@ -134,14 +134,14 @@ class Live:
     def is_another(self, call: Attach, progress: Progress) -> bool:
         """Whether this is another life of the script than the one that the attempt began with.
 
-        A controller that was started anew knows by what is done: who has rolled out and not synced has attached before.
-        Nor is anybody to join an attempt that ends.
+        A controller that was started anew knows it by the job's progress: if a rollout is done and not synced, a
+        process had attached before. A process may not join an attempt that ends, either.
         """
         known = self.instances.get(call.rank)
         return known != call.instance if known is not None else bool(self.failed) or progress.rolled > progress.synced
 
     def _return_s(self, timing: Timing) -> float:
-        """How long it may be without a process."""
+        """How long the job may be without a process."""
         if self.deserted is not None and not self.leased:
             return timing.lease_s + timing.drain_s
         return _patience_s(timing)
@@ -151,13 +151,13 @@ class Live:
         return self.since
 
     def begin_anew(self) -> None:
-        """Another attempt: what was heard of the one before is of no account."""
+        """Another attempt begins: what was heard of the one before does not count any more."""
         self.failed, self.since = "", None
         for heard in (self.instances, self.heard, self.left, self.waits):
             heard.clear()
 
     def require_same(self, tenant: str, submission: Submission) -> None:
-        """Whoever submits a job again is its owner, and changes nothing of it."""
+        """Raises IllegalEvent unless the job is submitted again by its owner, and without a change."""
         if (self.tenant, self.submission) == (tenant, submission):
             return
         known, helps = f"there has been a job {submission.job.id!r}", "give this one another name"
@@ -173,7 +173,7 @@ class Live:
             raise IllegalEvent(f"rank {rank} of a job that was submitted with {count} processes: ranks count from 0")
 
     def is_done(self, rank: int, epoch: int) -> bool:
-        """Whether this process works under the lease no more."""
+        """Whether this process no longer works under the lease."""
         return self.said.get(epoch, {}).get(rank) in (Said.FINISHED, Said.PAUSED, Said.FAILED, Said.OFFLOADED)
 
 

@@ -12,15 +12,15 @@ import sys
 from datetime import UTC, datetime
 from threading import Condition, Thread
 
-# So much waits for a reader who stalls: an hour of a busy controller. What comes then is dropped.
+# The most bytes that wait for a reader who stalls: an hour of a busy controller. Lines that come then are dropped.
 MOST_BYTES = 4 * 2**20
-# What still waits at the end of the process is waited for so long.
+# How long the end of the process waits until the last lines are written.
 LAST_S = 1.0
 
 
 def configure(as_json: bool) -> None:
     """From now on everything is written to standard error, in this way."""
-    # Where there is none its number may be another file's.
+    # If there is no standard error, its number may be another file's.
     handler = logging.NullHandler() if sys.__stderr__ is None else Scribe(sys.__stderr__.fileno())
     handler.setFormatter(JsonLines() if as_json else TextLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -57,12 +57,12 @@ class Scribe(logging.Handler):
                 self._add(line, 1)
 
     def flush(self) -> None:
-        """Called at the end of the process: until all is written, or nobody seems to read it."""
+        """Called at the end of the process: waits until all is written, or nobody seems to read it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._bytes, LAST_S)
 
     def _write_forever(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # else it takes what `run` blocks
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # else it takes the signals that `run` blocks
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._lines)
@@ -103,7 +103,7 @@ class Scribe(logging.Handler):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: time, level, logger, message, and where there are any fields and the error."""
+    """One object a line: time, level, logger, message, and the fields and the error if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {

@@ -24,7 +24,7 @@ class Metrics:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._view: ClusterView  # as it is looked at
+        self._view: ClusterView  # the cluster at the latest look
         self.calls: Counter[tuple[str, int]] = Counter()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -37,7 +37,7 @@ class Metrics:
         host.controller.history.waited = lambda kind, seconds: by_kind[kind].observe(seconds)
 
     def text(self, view: ClusterView) -> bytes:
-        """All figures, those of the cluster as it is seen here."""
+        """All figures; those of the cluster are taken from this view."""
         self._view = view
         return generate_latest(self._registry)
 
@@ -111,7 +111,7 @@ def _of_cluster(view: ClusterView) -> Iterator[Metric]:
 
 
 def _of_slos(jobs: tuple[JobView, ...]) -> Iterator[Metric]:
-    """Of jobs whose pace is known; what is left of their SLOs is no figure where there is none."""
+    """Only of jobs whose pace is known. If there is none, what is left of the SLOs is no figure."""
     left = [job.slo_headroom for job in jobs if job.slo_headroom is not None]
     slow = sum(share < 0 for share in left)
     yield GaugeMetricFamily("rollmux_slow_jobs", "Jobs that are slower so far than their SLO allows", slow)
@@ -123,7 +123,7 @@ def _of_slos(jobs: tuple[JobView, ...]) -> Iterator[Metric]:
 
 
 def _does(holders: tuple[str, ...], state: str) -> str:
-    """Busy, idle, or why it is neither."""
+    """Busy or idle, or the node's state if that is why it is neither."""
     if state != "ready":
         return state
     return "busy" if holders else "idle"

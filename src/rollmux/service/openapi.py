@@ -1,4 +1,4 @@
-"""The description of the HTTP interface in OpenAPI, made from the table of routes, and of what jobs and calls are."""
+"""The description of the HTTP interface in OpenAPI, made from the table of routes and the types of jobs and calls."""
 
 import re
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from rollmux.protocol import job_file
 from rollmux.protocol.messages import Refusal
 from rollmux.service.routes import EVERYBODY, OWNERS, Route
 
-# What a job's launcher needs: beside the job itself in its file.
+# What a job's launcher needs: in a job's file it stands beside the job itself.
 _WORDS = {"type": "array", "items": {"type": "string"}, "maxItems": job_file.MAX_ENTRIES}
 _COUNT = {"type": "integer", "minimum": 1, "maximum": job_file.MAX_PROCESSES, "default": 1}
 _RUN: dict[str, Any] = {

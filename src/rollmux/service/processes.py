@@ -1,7 +1,7 @@
 """What a job's processes say of their work, and what they are told. A part of the `Controller`.
 
-A call may come twice, late, or after the controller was started anew: the answer says what holds now. What frees nodes
-counts once every process of the job has said so.
+A call may come twice, late, or after the controller was started anew: the answer says what holds now. A word that frees
+nodes counts once every process of the job has said it.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,8 +34,8 @@ from rollmux.service.live import Live, gone, passed_on
 if TYPE_CHECKING:
     from rollmux.service.controller import Controller
 
-# What frees nodes: it holds once every process of the job has said so. Where they differ the first of these counts: who
-# has shrunk still works on some of its nodes.
+# Words that free nodes: they hold once every process of the job has said one. If the processes differ, the first of
+# these counts: a process that has shrunk still works on some of its nodes.
 _BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
     Said.SHRUNK: ev.PhaseShrunk,
     Said.FAILED: lambda job_id, epoch: ev.PhaseFailed(job_id, epoch, "a process of the job gave it up"),
@@ -44,7 +44,7 @@ _BY_ALL: dict[Said, Callable[[str, int], ev.Event]] = {
     Said.FINISHED: ev.PhaseFinished,
 }
 
-# What a process has said of a lease stands against these, that come late.
+# If a process has said this of a lease, these words of it come late, and don't count.
 _LESS: dict[Said | None, frozenset[Said]] = {
     Said.OFFLOADED: frozenset(Said),
     Said.FINISHED: frozenset(Said) - {Said.OFFLOADED},
@@ -65,7 +65,7 @@ class Processes:
         self._state = controller.machine.state
 
     def attach(self, now: float, job_id: str, call: Attach) -> Attached:
-        """A process is there. A job without a launcher starts with it; one that comes back has failed before."""
+        """A process is there. It starts a job without a launcher; if it was started again, the attempt has failed."""
         live, record = self._controller.live(job_id), self._state.jobs.get(job_id)
         live.require_rank(call.rank)
         if call.processes != live.submission.ranks:
@@ -110,18 +110,18 @@ class Processes:
         )
 
     def hung_up(self, now: float, job_id: str, call: Attach | Ask | Listen) -> None:
-        """A process broke its call off, as all do that end, and no other is there. It may come back."""
+        """A process broke off its call, as all do that end, and no other one of the job is there. It may come back."""
         record = self._state.jobs.get(job_id)
         if record is not None and call.attempt in (None, record.attempt):
             self._deserted(now, record, "its script hung up")
 
     def _deserted(self, now: float, record: JobRecord, why: str) -> None:
-        """Unless it was told to end, so that it can begin anew elsewhere."""
+        """Notes that no process of the job is there, unless the job was told to end so that it can begin elsewhere."""
         if record.state is not Job.STOPPING:
             self._controller.live(record.job.id).deserted = now, why
 
     def _replaced(self, now: float, record: JobRecord, live: Live, rank: int) -> None:
-        """A process was started again: the one before is gone. Others may be at work yet: they are told to end."""
+        """A process was started again: the one before is gone. Others may still be at work: they are told to end."""
         live.left.add(rank)
         if not live.failed:
             live.failed = ANOTHER_LIFE
@@ -174,7 +174,9 @@ class Processes:
         return Heard(after is not None and after.state is not Phase.FENCED, committed)
 
     def listen(self, now: float, job_id: str, call: Listen, again: bool = False) -> Orders:
-        """Signs of life for leases, and all that the job holds now. One call is one such sign, if looked at `again`."""
+        """Hears a sign of life for leases, one for each call, and answers all that the job holds now. `again`: the call
+        is looked at once more, and has given its sign before.
+        """
         live = self._controller.live(job_id)
         live.require_rank(call.rank)
         record = self._state.jobs.get(job_id)
@@ -206,8 +208,8 @@ class Processes:
         return Orders(live.version, record.attempt, held, stop, self._state.rules.timing.lease_s)
 
     def leave(self, now: float, job_id: str, call: Leave) -> Done:
-        """A process of the job ends, and is off its nodes. Where a launcher started it, that is what says when all of
-        them are gone; else the last one does. Where one has failed the others are told to end too.
+        """A process of the job ends, and is off its nodes. If a launcher started the processes, the launcher says when
+        all are gone; else the last process does. If one has failed, the others are told to end too.
         """
         live, record = self._controller.live(job_id), self._state.jobs.get(job_id)
         if call.rank is not None:
@@ -232,8 +234,8 @@ class Processes:
         return Done()
 
     def _gives_up(self, now: float, record: JobRecord | None, live: Live, call: Leave) -> Done:
-        """It ends before it has heard of a place, of which there may be one by now. Where something was done of the
-        job, its next life may take its place in line.
+        """A process ends before it has heard that the job has a place, which it may have by now. If the job has had a
+        lease, it stays in line for the script's next life.
         """
         rank = call.rank or 0
         if record is None or live.submission.command:
@@ -294,10 +296,10 @@ class Processes:
         for epoch in epochs:
             lane = self._state.lane(job_id, epoch)
             if said is Said.FINISHED and lane is not None and lane.state in _AT_REST:
-                continue  # it counts already, and this process has not heard of it: the others will not say it again
+                continue  # the phase counts, which this process has not heard: the others will not say it again
             parked = lane is not None and lane.state is Phase.PARKED
             if said is Said.OFFLOADED and parked and rank not in live.left:
-                continue  # nobody has asked for that: it is said again when somebody does
+                continue  # nobody has asked to move state off: the process says it again when somebody does
             heard = live.said.setdefault(epoch, {})
             if said not in _LESS.get(heard.get(rank), ()):
                 heard[rank] = said
@@ -312,13 +314,13 @@ class Processes:
                     self._controller.tell(now, _BY_ALL[counts](job_id, epoch))
                 live.said[epoch] = {} if counts is not Said.SHRUNK else _gone(heard)
                 if live.submission.ranks > 1:
-                    self._controller.woken.add(job_id)  # who was done before waits to hear whether it counts
+                    self._controller.woken.add(job_id)  # processes that were done before wait to hear if it counts
         for epoch in [each for each in live.said if not live.said[each] or self._state.lane(job_id, each) is None]:
             del live.said[epoch]
             live.given_up.pop(epoch, None)
 
     def waiting(self, now: float, lane: Lane, name: Callable[[str], str] = str) -> Turn:
-        """Who is before a phase that waits: those who hold its nodes. `name` is what may be said of a job."""
+        """Why a phase waits: the jobs that hold its nodes. `name` gives the name of a job that may be told."""
         weave = self._state.weaves[self._state.jobs[lane.seat.job.id].group_id]
         if lane.wanted:
             return Turn(None, reason="its state is being moved off the nodes first", holders=(lane.seat.job.id,))
@@ -337,32 +339,32 @@ def _said_of(lane: Lane, name: Callable[[str], str]) -> str:
 
 
 def _has_its_turn(lane: Lane) -> bool:
-    """Whether it holds a lease for the phase that it was asked for last."""
+    """Whether the lane holds a lease for the phase that the job asked for last."""
     return lane.holding and not lane.wanted and lane.state is not Phase.FENCED
 
 
 def _is_said(lane: Lane, heard: dict[int, Said]) -> bool:
-    """Whether all of them mean the same. Where state may stay FINISHED doesn't say that it has left the nodes: who said
-    so beside others who gave up has yet to move it off.
+    """Whether the words of all ranks mean the same. Where state may stay, FINISHED does not say that it has left the
+    nodes: if some ranks gave up, a rank that said FINISHED has yet to move its state off.
     """
     words = set(heard.values())
     return not lane.keep or len(words) == 1 or Said.FINISHED not in words
 
 
 def _may_lie_there(lane: Lane | None) -> bool:
-    """Whether FINISHED was said of a lease that is over while its state may be on the nodes: it commits nothing, and
-    that the state has left is yet to be said.
+    """Whether the lease is over while its state may still be on the nodes. Then FINISHED commits nothing, and the job
+    has yet to say that the state has left.
     """
     return lane is not None and lane.keep and lane.state is Phase.FENCED
 
 
 def _gone(heard: dict[int, Said]) -> dict[int, Said]:
-    """Of a tail that has moved together, those that are off all of its nodes go on being so."""
+    """What still counts after a tail has moved together: a rank that is off all of the phase's nodes stays off."""
     return {rank: said for rank, said in heard.items() if said is not Said.SHRUNK}
 
 
 def _iteration(lane: Lane) -> int:
-    """What its lease was granted for: one that must be moved off first may have been asked for the next already."""
+    """Which iteration the lease is for: if its state must be moved off first, the next may be asked for already."""
     return lane.iteration - lane.wanted
 
 

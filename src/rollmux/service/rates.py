@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 PER_S, BURST = 200.0, 400.0
-# Callers that are remembered: whoever has not called for longest is forgotten, with a full bucket.
+# How many callers are remembered: the one who has not called for longest is forgotten, and has a full bucket again.
 REMEMBERED = 20_000
 
 
@@ -19,7 +19,7 @@ class Rates:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def allow(self, caller: str, weight: float = 1.0) -> bool:
-        """Whether this caller may call now; it counts if so. What weighs more than a bucket holds takes a full one."""
+        """Whether this caller may call now; if so, the call counts. One heavier than a full bucket takes all of it."""
         weight = min(weight, self._burst)
         now = self._clock()
         left, since = self._left.pop(caller, (self._burst, now))

@@ -1,6 +1,6 @@
-"""A controller from its journal: the state as it was, and what must be done again because nobody knows if it was.
+"""Makes a controller from its journal: the state as it was, and the errands of which nobody knows if they were run.
 
-Invariant (I11): what is played again leads to what it led to before, record by record; else nothing is gone on from.
+Invariant (I11): each record that is played again leads to what it led to before; otherwise the controller won't start.
 """
 
 import logging
@@ -53,8 +53,8 @@ def recover(
 ) -> tuple[Controller, float]:
     """The controller that goes on from this journal, and the machine time from which it does.
 
-    The policy has to be the one that the journal was begun with. The cluster may have become another, as far as jobs
-    can go on in it, and so may the rules. `look` sees the state before the cluster is another, and may raise.
+    The policy has to be the one that the journal was begun with. The cluster may have changed, as far as jobs can go on
+    in it, and so may the rules. `look` sees the state before the cluster changes, and may raise.
     """
     head, wanted = journal.head(), _head(cluster, policy, rules)
     if not head:
@@ -80,7 +80,7 @@ def recover(
 
 
 def _become(controller: Controller, journal: Journal, cluster: Cluster, now: float) -> None:
-    """The cluster is this one from now on, which is written down before anybody hears of it."""
+    """Changes the cluster to this one, which is written to the journal before anybody hears of it."""
     state = controller.machine.state
     before, fixed = state.cluster, cluster.fixed_nodes
     counted = {pool.name for pool in cluster.pools if not pool.on_demand and pool.max_nodes is not None}
@@ -100,7 +100,7 @@ def _become(controller: Controller, journal: Journal, cluster: Cluster, now: flo
 
 
 def _apart(path: str, before: Any, after: Any) -> Iterator[str]:
-    """What is not in both the same: a cluster is long, and one number of it another."""
+    """The values that differ, each with its path: a cluster is long, and often one number of it has changed."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before:
             yield from _apart(f"{path}.{key}", before[key], after[key])
@@ -109,7 +109,7 @@ def _apart(path: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def replayed(journal: Journal, policy_of: Callable[[str], Policy]) -> tuple[ClusterMachine, Iterator[Entry]]:
-    """A machine as it was when the history begins, and every record of that, each played on it as it is read."""
+    """A machine as it was where the history begins, and every record since, each played on it as it is read."""
     head = journal.head()
     if not head:
         raise JournalDamaged("the journal is empty: no controller has written to it")
@@ -135,7 +135,7 @@ def _entry(machine: ClusterMachine, record: Record) -> Entry:
 def errands_after(controller: Controller) -> list[Errand]:
     """Launches, stops and nodes that were wanted when the controller ended. Each may have been carried out already."""
     state = controller.machine.state
-    # Asked for, and not heard of yet. One that was lost had come: it is not asked for twice.
+    # Nodes that were asked for and have not come yet. A lost node had come before: it is not asked for twice.
     coming = [(name, node) for name, node in state.book.nodes.items() if node.state is NodeState.COMING]
     nodes = [cmd.Provision(name, node.pool) for name, node in coming]
     jobs = [errand for record in state.jobs.values() for errand in _errands_of(record)]
@@ -151,7 +151,7 @@ def _errands_of(record: JobRecord) -> list[Errand]:
 
 
 def _head(cluster: Cluster, policy: Policy, rules: Rules) -> dict[str, Any]:
-    """What a journal is begun with. Records lead to the same again only with the same of all these."""
+    """What a journal is begun with. Its records lead to the same state again only if all of these are the same."""
     return {
         "journal": VERSION,
         "cluster": encode(Cluster, cluster),
@@ -179,12 +179,12 @@ def _begun_with(kind: type[T], head: dict[str, Any], name: str) -> T:
 
 
 def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> tuple[ClusterMachine, History, float]:
-    """The latest image, and every record after it. An image without a history has its books begin where it was made."""
+    """Plays every record after the latest image. If that has no history, the books begin where it was made."""
     saved = journal.image()
     machine, seq, now, kept = ClusterMachine(cluster, policy, rules), 0, 0.0, None
     if saved is not None and journal.begins():
         _require_version(saved)
-    if saved is not None and saved.state.get("version") in images.READ:  # else all records: an image only saves time
+    if saved is not None and saved.state.get("version") in images.READ:  # else all records are played
         state, kept = _parts(saved)
         machine, seq, now = images.restore(state, cluster, policy, rules), saved.seq, saved.at
     history = History(machine.state, kept)
@@ -195,7 +195,7 @@ def _play(journal: Journal, cluster: Cluster, policy: Policy, rules: Rules) -> t
 
 
 def _parts(saved: Image) -> tuple[images.MachineImage, Any]:
-    """The machine, and the history beside it, if there is one."""
+    """The machine's state, and the history if the image has one."""
     state = dict(saved.state)
     kept = state.pop(HISTORY, None)
     return images.from_json(state), kept
@@ -233,7 +233,7 @@ def _other_version(record: Record, why: str) -> JournalDamaged:
 def _under_new_rules(
     journal: Journal, machine: ClusterMachine, history: History, now: float, policy: Policy, rules: Rules
 ) -> tuple[ClusterMachine, History]:
-    """The same state under other rules. The journal begins anew with it: older records are never played under them."""
+    """The same state under other rules. The journal begins anew here: older records are never played under these."""
     saved, cluster, kept = images.image(machine), machine.state.cluster, history.saved()
     if saved.seq:
         journal.keep(Image(saved.seq, now, {**images.to_json(saved), HISTORY: kept}))

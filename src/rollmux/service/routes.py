@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def number(query: Mapping[str, str], name: str, usual: int, most: int, least: int) -> int:
-    """What the query says of this, within bounds."""
+    """The number that the query gives by this name, within bounds; the usual one if it gives none."""
     text = query.get(name, "")
     return max(least, min(int(text), most)) if text.isdecimal() and len(text) < 10 else usual
 
@@ -41,7 +41,7 @@ class Call:
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Any
-    most_ended: int  # jobs that have ended, in its answer
+    most_ended: int  # the most jobs in its answer that have ended
     left: Callable[[], Coroutine[Any, Any, None]]  # returns once the caller is gone
 
     @property
@@ -72,10 +72,10 @@ class Route:
     says: str
     answer: Handler
     changes: bool = False  # worth a line in the audit log
-    of_all: bool = False  # its answer takes the longer the more jobs there are
-    ended: int = 0  # and it has so many at most of those that have ended, where the query says no other number
-    asks: tuple[tuple[str, str], ...] = ()  # whole numbers of its query, and what they say
-    streams: bool = False  # it gives one after the other, as they come: the handler finds the Follower
+    of_all: bool = False  # its answer is about all jobs: with more jobs it takes longer
+    ended: int = 0  # the most jobs in its answer that have ended, unless the query gives another number
+    asks: tuple[tuple[str, str], ...] = ()  # whole numbers that its query may hold, and what they mean
+    streams: bool = False  # it gives many, one after the other as they come: the handler returns a Follower
 
     def most_ended(self, query: Mapping[str, str]) -> int:
         """How many jobs that have ended are to be in its answer, at most."""
@@ -83,7 +83,7 @@ class Route:
 
     @property
     def parks(self) -> bool:
-        """Whether its answer may be waited for."""
+        """Whether its call may be parked: the body says for how long."""
         return self.takes is not None and hasattr(self.takes, "wait_s")
 
 
@@ -131,7 +131,7 @@ async def listen(call: Call) -> msg.Orders:
 
 
 async def _parked(call: Call, wait_s: float, rule: Callable[[float], T], settled: Callable[[T], bool]) -> T:
-    """The answer to a process, which may be gone before it comes."""
+    """Parks the call of a process, which may hang up before the answer comes."""
     host = call.host
     try:
         return await host.park(call.job, wait_s, rule, settled, call.left)
@@ -164,7 +164,7 @@ async def undrain(call: Call) -> msg.Done:
 
 
 async def backup(call: Call) -> view.Backup:
-    """Also of a controller that can write no more."""
+    """Copies the folder's journal and tokens, also where the controller can write no more."""
     journal, seq = call.host.journal, call.host.durable
     if not isinstance(journal, SqliteJournal):
         raise IllegalEvent("its journal is on a server: dump the schema with pg_dump -n, and copy the folder")
@@ -179,7 +179,7 @@ async def backup(call: Call) -> view.Backup:
 
 
 def _copy(journal: SqliteJournal, folder: Path) -> None:
-    """All that a restart needs. Each file is synced, which a slow disk takes its time for."""
+    """Copies all that a restart needs. Each file is synced, which takes its time on a slow disk."""
     folder.mkdir(mode=0o700, exist_ok=True)
     journal.copy(folder / journal.path.name)
     for name in PRIVATE_FILES:
@@ -249,7 +249,7 @@ def _submission(call: Call) -> Submission:
 
 
 def _tenant(call: Call) -> str:
-    """Whose a new job is. An admin's jobs are nobody else's."""
+    """The tenant of a new job. An admin's jobs are of no tenant: they bear the admin's own name."""
     return call.caller.tenant or call.caller.name
 
 

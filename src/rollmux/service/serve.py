@@ -1,6 +1,7 @@
 """`rollmux serve`: one controller on this machine, from its folder's journal to its socket and back.
 
-The folder holds everything that outlives it: journal, tokens, secret, logs. It is for one controller at a time.
+The folder holds everything that outlives the controller: journal, tokens, secret, logs. It is for one controller at a
+time.
 """
 
 import asyncio
@@ -41,19 +42,19 @@ from rollmux.system import took_lock
 
 log = logging.getLogger("rollmux.service")
 
-# Hosts that stand for all addresses of the machine, so that none of them is where it can be found.
+# Hosts that stand for all addresses of the machine: nobody can reach the controller by such a name.
 EVERYWHERE = ("", "0.0.0.0", "::")
 ENDING = (signal.SIGTERM, signal.SIGINT)
 # How long open calls may take to end when the controller goes.
 DRAIN_S = 5
-# A copy of a controller that was killed (`Forked`) may hold the folder for a moment.
+# The copy that a killed controller has made of itself (`Forked`) may hold the folder's lock for a moment.
 LOCK_S, LOCK_AGAIN_S = 1.0, 0.02
 # How long a thread beside the event loop may keep the interpreter to itself.
 SWITCH_S = 0.0005
-# About so much of a connection is read at a time. Where it is as much as the system likes, one stranger who sends a
-# call upon the other, or a body in parts of a byte, keeps the event loop for seconds before others have their turn.
+# About this much of a connection is read at a time. If it were as much as the system likes, one stranger who sends call
+# upon call, or a body in parts of a byte, would keep the event loop for seconds before others have their turn.
 RECEIVED_BYTES = 16 * 1024
-# An idle connection is kept for so long: a job says nothing for whole phases, but for its parked call.
+# How long an idle connection is kept: for whole phases a job sends nothing but its parked call.
 KEEP_S = 120
 
 
@@ -95,7 +96,7 @@ class Service:
         with ExitStack() as undone:
             self._alone = undone.enter_context(_alone_in(wanted.folder))
             self.tokens = Tokens(wanted.folder, time.time)
-            self.tokens.names()  # or it raises before anything is open
+            self.tokens.names()  # raises if their file is damaged, before anything else is open
             self.journal = undone.enter_context(closing(journal(wanted.folder / "journal.db")))
             _require_known(wanted)
             self._socket = undone.enter_context(_bound(wanted.host, wanted.port))
@@ -118,13 +119,13 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where jobs find it, on whatever machine they run."""
+        """Where jobs find the controller, on whatever machine they run."""
         everywhere = self.wanted.host in EVERYWHERE
         return self.wanted.advertise or self._url(socket.gethostname() if everywhere else self.wanted.host)
 
     @property
     def local_url(self) -> str:
-        """Where commands on this machine find it. A certificate is of the name that is advertised."""
+        """Where commands on this machine find the controller. A certificate holds for the advertised name only."""
         if self.wanted.certificate or self.wanted.host not in EVERYWHERE:
             return self.url
         return self._url("::1" if ":" in self.wanted.host else "127.0.0.1")
@@ -134,19 +135,19 @@ class Service:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._socket.getsockname()[1]}"
 
     async def run(self, ready: asyncio.Event | None = None) -> None:
-        """Until somebody calls `end`."""
+        """Serves until somebody calls `end`."""
         with self._alone:
             await self._run(ready)
 
     async def _run(self, ready: asyncio.Event | None) -> None:
-        app = App(self.host, self.tokens)  # before the start, of which it counts what that finds
+        app = App(self.host, self.tokens)  # made before the start, for its metrics count what happens at the start too
         self._starting = asyncio.create_task(self.host.start(errands_after(self.controller)))
         try:
             await self._starting
         except asyncio.CancelledError:
             if not self._is_to_end:
                 raise
-        if self._is_to_end:  # it may have been told so in the moment in which all had started
+        if self._is_to_end:  # `end` may also be called in the moment in which the start is done
             self._door.close()
             self._socket.close()
             await self.host.stop()
@@ -154,7 +155,7 @@ class Service:
         config = uvicorn.Config(
             app,
             http=BoundedHttp,
-            ws="none",  # where a library for WebSockets is there, strangers would leave `BoundedHttp` by it
+            ws="none",  # if a library for WebSockets is installed, strangers could leave `BoundedHttp` by it
             log_config=None,
             access_log=False,
             proxy_headers=False,
@@ -173,8 +174,8 @@ class Service:
         await self.host.stop()
 
     def end(self) -> None:
-        """Takes no more calls, and goes; a second time: without an answer to those that are open. Jobs run on, and find
-        the next controller."""
+        """Takes no more calls, and ends once the open ones are answered; if called again, it does not wait for these.
+        Jobs run on, and find the next controller."""
         self._is_to_end = True
         if self._server is None and self._starting is not None:
             self._starting.cancel()
@@ -199,14 +200,14 @@ def admin_token(folder: Path, tokens: Tokens) -> str:
     path = folder / "admin.token"
     if not path.exists():
         if any((each["name"], each["role"]) == ("admin", Role.ADMIN.value) for each in tokens.names()):
-            tokens.revoke("admin")  # nobody has it: a start broke off before it was in the file
+            tokens.revoke("admin")  # nobody has that token: a start broke off before it was in the file
         from_scratch = tokens.create("admin", Role.ADMIN)
         write_private(path, from_scratch.encode())
     return path.read_text(encoding="utf-8").strip()
 
 
 def run(service: Service) -> None:
-    """Until SIGTERM, Ctrl-C or the end of its terminal (but for `nohup`); a second one waits for no open call."""
+    """Runs until SIGTERM, Ctrl-C or its terminal's end (not with `nohup`). A second signal waits for no open call."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -217,8 +218,8 @@ def run(service: Service) -> None:
         collecting = loop.create_task(collect_forever())
         await service.run()
         collecting.cancel()
-        await loop.shutdown_default_executor()  # its threads would take what this one blocks
-        signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # one more would end it in the midst of its end
+        await loop.shutdown_default_executor()  # its threads would take the signals that this thread blocks
+        signal.pthread_sigmask(signal.SIG_BLOCK, heard)  # one more would kill the process as it ends
         for number in heard:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
@@ -229,7 +230,7 @@ def run(service: Service) -> None:
 
 
 def _alone_in(folder: Path) -> BinaryIO:
-    """The folder's lock, until this is closed or the process is gone: jobs and tokens in it are one controller's."""
+    """Takes the folder's lock until the file is closed or the process is gone: a folder is for one controller."""
     lock = (folder / "lock").open("ab")
     try:
         if not took_lock(lock.fileno(), LOCK_S, LOCK_AGAIN_S):
@@ -241,7 +242,7 @@ def _alone_in(folder: Path) -> BinaryIO:
 
 
 def _require_known(wanted: Wanted) -> None:
-    """CantServe where jobs would be sent to a name that not even this machine knows."""
+    """Raises CantServe if jobs would be sent to a name that not even this machine knows."""
     name = socket.gethostname()
     if wanted.host in EVERYWHERE and not wanted.advertise:
         try:
@@ -268,13 +269,13 @@ def _tls(wanted: Wanted) -> ssl.SSLContext | None:
 
 def _bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named TCP, so that event loops turn Nagle's algorithm off: each answer would take 40 ms with it.
+    # TCP is named, so that event loops turn Nagle's algorithm off: with it each answer would take 40 ms.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)  # connections have it of this one
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVED_BYTES)  # connections inherit it from this socket
     try:
         bound.bind((host, port))
-    except (UnicodeError, TypeError) as error:  # a name as no host can have
+    except (UnicodeError, TypeError) as error:  # a name that no host can have
         bound.close()
         raise CantServe(f"can't listen at {host}: {error}; give another --host") from error
     except OSError as error:

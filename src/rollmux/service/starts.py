@@ -1,6 +1,6 @@
-"""Starts of attempts that are going on: each once, and on to its end even if the caller waits no more.
+"""Starts of attempts that are under way: each is made once, and goes on to its end even if the caller waits no more.
 
-Half a start would be nobody's.
+Nobody would look after half a start.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ class Starts:
         return list(self._tasks.values())
 
     async def once(self, key: Key, start: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Begins it, or joins the one that goes on."""
+        """Begins the start, or waits for the one that is under way."""
         if key not in self._tasks:
             self._tasks[key] = asyncio.create_task(start())
             self._tasks[key].add_done_callback(lambda _: self._tasks.pop(key))
         await asyncio.shield(self._tasks[key])
 
     async def settled(self, key: Key) -> None:
-        """Returns when none goes on for this attempt, however it has ended."""
+        """Returns when no start of this attempt is under way, however it has ended."""
         if key in self._tasks:
             await asyncio.wait([self._tasks[key]])

@@ -15,11 +15,11 @@ from rollmux.protocol.history import News
 from rollmux.service.history.seen import Names, news_for
 from rollmux.service.host import Host
 
-# What comes within so long is sent together.
+# News that come within this time are sent together.
 GATHER_S = 0.1
 # A stream shows life this often, and whoever reads it is looked at anew: their token may have been revoked.
 ALIVE_S = 10.0
-# So many records are sent at once at most.
+# The most records that are sent at once.
 MOST_AT_ONCE = 200
 
 _encode = msgspec.json.Encoder().encode

@@ -1,6 +1,6 @@
 """What happens, counted: events, and what followed from them.
 
-Nothing here is of one job: however many there are, there are as many figures.
+No figure is about one job, so there are no more figures with more jobs.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ class Tally:
     """Hears of every event that changed something."""
 
     def __init__(self) -> None:
-        # All there are from the start: Prometheus takes a counter that comes with its first count for one that stood.
+        # All counters are there from the start: to Prometheus a counter that comes with its first count has not grown.
         self.events = Counter({kind.__name__: 0 for kind in get_args(ev.Event)})
         self.commands = Counter({kind.__name__: 0 for kind in get_args(cmd.Command)})
         self.expired = 0  # leases whose holder was silent for too long

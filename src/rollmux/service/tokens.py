@@ -1,6 +1,6 @@
 """Who may call, and as whom. Tokens are kept as hashes; a job's own token follows from a secret and is kept nowhere.
 
-Invariant (I12): a caller that can't be made out is nobody, and nobody may do anything.
+Invariant (I12): a caller whose token is not known is nobody, and nobody may do anything.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from rollmux.errors import InvalidSpec, Problem, RollmuxError
 log = logging.getLogger("rollmux")
 audit = logging.getLogger("rollmux.audit")
 
-# What lets somebody in, in a controller's folder.
+# The files in a controller's folder that let callers in.
 PRIVATE_FILES = ("admin.token", "secret", "tokens.json")
 MOST_REMEMBERED = 20_000
 LONGEST_NAME = 200
@@ -31,7 +31,7 @@ LONGEST_S = 36_500 * DAY_S
 # What is known of each token, by its hash.
 Entries = dict[str, dict[str, object]]
 _FIELDS = {"name", "role", "tenant", "expires"}
-# When an admin's token has run out that is none any more: it is kept for its name alone, which no tenant is to have.
+# The expiry of an entry that is no admin's token any more: it is kept for the name alone, which no tenant is to have.
 _REVOKED = 0.0
 
 
@@ -54,7 +54,7 @@ class Caller:
 
     @property
     def sees(self) -> str | None:
-        """Whose jobs it may see; None: everybody's."""
+        """The tenant whose jobs the caller may see; None: everybody's."""
         return None if self.role is Role.ADMIN else self.tenant
 
 
@@ -63,7 +63,7 @@ class TokenExists(RollmuxError):
 
 
 class TokensUnreadable(RollmuxError):
-    """The file that holds them is damaged."""
+    """The file that holds the tokens is damaged."""
 
 
 class Tokens:
@@ -74,8 +74,8 @@ class Tokens:
         self._secret_path = folder / "secret"
         self._secret = _secret(self._secret_path)
         self._seen: tuple[int, int] = (0, 0)
-        self._told: tuple[int, int] = (0, 0)  # of which damaged file
-        self._jobs: dict[str, Caller] = {}  # good tokens, so that not every call takes their measure anew
+        self._told: tuple[int, int] = (0, 0)  # the damaged file that the log tells of already
+        self._jobs: dict[str, Caller] = {}  # jobs' tokens that were found good, so that not every call checks them anew
         self._known: Entries = {}
         self._has_looked = False
 
@@ -84,7 +84,7 @@ class Tokens:
         if token.startswith("job."):
             return self._jobs.get(token) or self._job(token)
         self._refresh()
-        found = self._known.get(_hash(token))  # a hash tells nothing of how much of a guess was right
+        found = self._known.get(_hash(token))  # how long this takes does not tell how much of a guess is right
         if found is None or _expired(found, self._clock()):
             return None
         return Caller(Role(found["role"]), str(found["name"]), str(found["tenant"]))
@@ -112,7 +112,7 @@ class Tokens:
         return token
 
     def revoke(self, name: str) -> bool:
-        """Whether there was a token of this name. An admin's name stays his, for jobs may be his yet."""
+        """Revokes a token, and says whether there was one. No tenant can get an admin's name, which jobs may bear."""
         with self._alone():
             found = {key for key, each in _good(self._known).items() if each["name"] == name}
             self._write(_lasting(_without(self._known, found), self._clock()))
@@ -120,7 +120,7 @@ class Tokens:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """What is known is what the file says, and nobody else changes that meanwhile."""
+        """Inside, `_known` is what the file says, and no other program changes the file."""
         with self._secret_path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._refresh(strictly=True)
@@ -145,7 +145,7 @@ class Tokens:
         return hmac.new(self._secret, claim.encode(), sha256).hexdigest()
 
     def _refresh(self, strictly: bool = False) -> None:
-        """Takes over what the file says. Where it is damaged what was known stays, unless it is wanted strictly."""
+        """Takes over what the file says. If it is damaged, the tokens known before stay; if `strictly`, this raises."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -175,7 +175,7 @@ class Tokens:
 
 
 def _entries(path: Path) -> Entries | None:
-    """What a file of tokens holds; None where it is none."""
+    """What a file of tokens holds; None if it is damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         whole = all(each.keys() == _FIELDS and Role(each["role"]) for each in found.values())
@@ -185,24 +185,24 @@ def _entries(path: Path) -> Entries | None:
 
 
 def _good(known: Entries) -> Entries:
-    """Those that have not been revoked."""
+    """The tokens that have not been revoked."""
     return {key: each for key, each in known.items() if each["expires"] != _REVOKED}
 
 
 def _without(known: Entries, gone: Collection[str]) -> Entries:
-    """Of admins the name stays, once for each, however often it had a token."""
+    """The entries without those that are gone. The names of admins stay, each once, however many tokens it had."""
     entries = [known[key] for key in gone]
     names = {f"revoked {each['name']}": {**each, "expires": _REVOKED} for each in entries if _is_admin(each)}
     return {key: each for key, each in known.items() if key not in gone} | names
 
 
 def _lasting(known: Entries, now: float) -> Entries:
-    """Those that have not run out: nobody needs the others any more."""
+    """The entries without the tokens that have run out: nobody needs those any more."""
     return _without(known, {key for key, each in _good(known).items() if _expired(each, now)})
 
 
 def _note(before: Entries, after: Entries, now: float) -> None:
-    """Lines in the audit log of whoever keeps an eye on the file: other programs may have changed it."""
+    """Writes each change to the audit log: other programs may have changed the file that this one looks at."""
     for change, some, others in (("made", after, before), ("revoked", before, after)):
         for key in some.keys() - others.keys():
             entry = some[key]
@@ -212,7 +212,7 @@ def _note(before: Entries, after: Entries, now: float) -> None:
 
 
 def _require_sound(name: str, tenant: str, lasts_s: float | None) -> None:
-    """What goes into journals and logs, and can be told again."""
+    """Raises InvalidSpec unless the names are fit for journals and logs, and the token lasts for a possible time."""
     problems = [
         Problem(path, value, f"1 to {LONGEST_NAME} printable characters", "choose another")
         for path, value in {"name": name, "tenant": tenant}.items()
@@ -238,7 +238,7 @@ def _expired(entry: dict[str, object], now: float) -> bool:
 
 
 def _secret(path: Path) -> bytes:
-    """Made by the first program that wants it, of several that come at once."""
+    """The folder's secret, made by the first program that needs it, also if several come at once."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -250,7 +250,7 @@ def _secret(path: Path) -> bytes:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """For the owner's eyes only, and all of it or nothing."""
+    """Writes a file that only its owner can read: all of it or nothing."""
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -260,5 +260,5 @@ def write_private(path: Path, content: bytes) -> None:
         new.replace(path)
     except OSError as error:
         new.unlink(missing_ok=True)
-        error.filename = str(path)  # a full disk names none
+        error.filename = str(path)  # the error of a full disk names no file
         raise

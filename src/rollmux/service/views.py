@@ -21,8 +21,8 @@ from rollmux.service.history.lately import taken_lately
 from rollmux.service.live import Live
 from rollmux.service.steps import Steps
 
-# Of the jobs that have ended, so many are shown beside those that have not, where no other number is asked for: each
-# look takes longer by them, for as long as they are remembered.
+# The most ended jobs that are shown beside the others, unless another number is asked for: each look takes longer with
+# them, for as long as they are remembered.
 MOST_ENDED = 100
 
 
@@ -82,7 +82,7 @@ def job_view(
 
 
 def one_job_view(controller: Controller, now: float, job_id: str, tenant: str | None) -> JobView:
-    """One job with what takes too long to be told of each job of a whole cluster."""
+    """One job, with forecasts that would take too long for each job of a whole cluster."""
     state = controller.machine.state
     group = state.groups.get(state.jobs[job_id].group_id) if job_id in state.jobs else None
     if group is None:
@@ -97,9 +97,9 @@ def one_job_view(controller: Controller, now: float, job_id: str, tenant: str | 
 
 
 def quote(controller: Controller, now: float, submission: Submission, owner: str, tenant: str | None) -> Quote:
-    """What would become of a job that its owner submitted now; raises what that would raise.
+    """What would become of a job that its owner submitted now; raises what its submission would raise.
 
-    The queue itself is asked, so that it goes ahead of those who wait as it would then.
+    The queue itself is asked, so that the job goes ahead of waiting jobs just as it would then.
     """
     state, known = controller.machine.state, controller.jobs.get(submission.job.id)
     if known is not None:
@@ -136,7 +136,8 @@ def _no_place(job: JobSpec, alone_usd: float, *lines: str) -> Quote:
 def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[str, ...]:
     """Why a job is where it is, or still waits.
 
-    Of one that has moved since, the decision is that of its admission; of one in line, it counts as long as it is why.
+    For a job that has moved since, this is the decision of its admission; for a job in line, its latest decision as
+    long as that is still why it waits.
     """
     state = controller.machine.state
     decision, record = state.decisions.get(job_id), state.jobs.get(job_id)
@@ -157,7 +158,7 @@ def explained(controller: Controller, job_id: str, tenant: str | None) -> tuple[
 
 
 def _lines(controller: Controller, decision: Decision, name: Callable[[str], str]) -> tuple[str, ...]:
-    """The decision in words; and where there was no place, which nodes it lacks that are there but drained."""
+    """The decision in words; if there was no place, also which nodes the job lacks that are there but drained."""
     lines = tuple(explain(decision, name).splitlines())
     if decision.plan is not None:
         return lines
@@ -169,7 +170,7 @@ def _lines(controller: Controller, decision: Decision, name: Callable[[str], str
 
 
 def _first(controller: Controller, waits: Queue, tenant: str | None) -> str:
-    """Of those before a job that has not been tried, the one that all wait for."""
+    """Which job is first in line, if this one was not tried because others are before it: all wait for that one."""
     if waits.reason != in_line(waits.position - 1):
         return ""
     return f", the first of them {called(controller.machine.state.backlog[0], controller.names(tenant))}"
@@ -237,8 +238,8 @@ def _nodes(controller: Controller, tenant: str | None) -> Steps[tuple[NodeView, 
 
 
 def _paces(controller: Controller) -> Steps[tuple[dict[str, float], float]]:
-    """The forecast of each job, and what the work of an hour costs at that pace were no node ever idle: no price is
-    below it."""
+    """The forecast of each job, and what the work of an hour costs at that pace if no node is ever idle: no price is
+    lower."""
     state, iteration_s, usd = controller.machine.state, dict[str, float](), 0.0
     prices = state.cluster.rollout.node_type.usd_per_hour, state.cluster.train.node_type.usd_per_hour
     for group in list(state.groups.values()):

@@ -16,15 +16,15 @@ GIB, MIB = 2**30, 2**20
 LITTLE_BYTES, LEAST_BYTES = 5 * GIB, 200 * MIB
 # Every grant waits for a write to be on the disk.
 SLOW_S, WRITES = 0.02, 15
-# File systems on which what is locked and written here is not surely so for others.
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how /proc/mounts writes blanks
+# File systems on which other machines may not see what is locked and written here.
 SHARED = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "lustre", "glusterfs", "ceph")
 
 
 def folder(path: Path) -> Iterator[Finding]:
-    """All of them; of a folder that is not there yet, of where it would be."""
+    """All checks of the folder; if it is not there yet, of the folder in which it would be made."""
     found = path
-    while not os.path.exists(found):  # a Path raises where it may not look
+    while not os.path.exists(found):  # a Path raises if it may not look there
         found = found.parent
     yield rights(path, found)
     yield from _private(path)
@@ -38,7 +38,7 @@ def rights(path: Path, found: Path) -> Finding:
     if not found.is_dir():
         return fail("folder", f"{found} is no folder", "give another --folder")
     if not os.access(found, os.R_OK | os.W_OK | os.X_OK):
-        mine = found.stat().st_uid == os.getuid()  # then it is its mode, or its file system
+        mine = found.stat().st_uid == os.getuid()  # then the folder's mode or its file system forbids it
         remedy = "another --folder" if mine else f"chown -R {os.getuid()} {found}, or another --folder"
         return fail("folder", f"{found} can't be written to", remedy)
     if found != path:
@@ -53,13 +53,13 @@ def rights(path: Path, found: Path) -> Finding:
 
 
 def _private(path: Path) -> Iterator[Finding]:
-    """Of each file that lets somebody in."""
+    """Checks each file that lets callers in."""
     for name in PRIVATE_FILES:
         file = path / name
         try:
             mode = stat.S_IMODE(file.stat().st_mode)
         except OSError:
-            continue  # it is made at the first start; a folder that can't be looked into has been told of
+            continue  # it is made at the first start; `rights` tells of a folder that can't be looked into
         if mode & 0o077:
             advice = f"chmod 600 {file}, then `rollmux token revoke` what others may have read"
             yield fail(name, f"{file} is open to others ({mode:04o})", advice)
@@ -107,7 +107,7 @@ def file_system(path: Path) -> Finding:
 
 
 def kind_of(path: Path, mounts: Path) -> str:
-    """The kind of the file system that the path is on; nothing where that can't be told."""
+    """The kind of the file system that the path is on; nothing if that can't be told."""
     try:
         lines = mounts.read_bytes().splitlines()
     except OSError:

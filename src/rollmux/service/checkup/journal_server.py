@@ -1,4 +1,4 @@
-"""A check of the server that keeps the journal, where one does."""
+"""A check of the server that keeps the journal, if the journal is on a server."""
 
 from rollmux.service.checkup.finding import Finding, fail, ok
 from rollmux.service.journal.place import tried
@@ -8,7 +8,7 @@ CHECK = "journal"
 
 
 def journal_server(url: str) -> Finding:
-    """Whether it answers, and lets a controller write there; nothing is written to it."""
+    """Whether the server answers, and lets a controller write there; nothing is written to it."""
     try:
         tried(url)
     except NoJournal:

@@ -1,4 +1,4 @@
-"""Checks of this machine, whatever runs on it. No right is needed that a plain user has not."""
+"""Checks of this machine, whatever runs on it. They need no more rights than a plain user has."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from rollmux.service.checkup.finding import Finding, fail, ok, warn
 GIB = 2**30
 # Below these, state that is kept in host memory will not fit for long.
 LEAST_MEMORY_BYTES, LEAST_SHM_BYTES = 2 * GIB, GIB
-# A parked call, a listening one, one in reserve, and the eye that is kept on its processes.
+# A parked call, a listening one, one in reserve, and the descriptor by which a job's processes are watched.
 FILES_PER_JOB, MANY_JOBS = 4, 1000
 # How far apart two clocks may go in a tenth of a second on a busy machine.
 STEP_S = 0.05
@@ -24,12 +24,12 @@ GPU_ANSWER_S = 20
 
 
 def machine(host: str, port: int) -> Iterator[Finding]:
-    """All of them. Without a port nobody is to listen here."""
+    """All checks of the machine. Without a port nobody is to listen here."""
     yield versions()
     yield clock()
     yield processes()
     yield memory()
-    if system.IS_LINUX:  # elsewhere files that are shared lie where all temporary ones do
+    if system.IS_LINUX:  # elsewhere shared files lie where all temporary files do
         yield shared_memory(Path("/dev/shm"))
     yield gpus()
     yield open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
