@@ -1,7 +1,7 @@
 """The journal: everything that has happened, durable before anything follows from it (I11).
 
-`values` says what a journal holds and promises, `written` how it is written, `history` what of it is kept; `tables` is
-what a file (`sqlite`) and a server (`postgres`) have in common, and `place` finds the one that is meant.
+`values` says what a journal holds and promises, `written` how its values are written, `history` which of them are kept;
+`tables` is what a file (`sqlite`) and a server (`postgres`) have in common, and `place` opens the one that is meant.
 """
 
 from rollmux.service.journal.history import KEEP_RECORDS, KEPT_IMAGES

@@ -9,9 +9,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from rollmux.service.journal.values import JournalAway
 
-# Where the URL names none: one schema for each cluster.
+# The schema if the URL names none: one schema for each cluster.
 SCHEMA = "rollmux"
-_ONE_AT = re.compile(r"[a-z]+://([^@/]*@)?[^@]*")  # of two the first would end a password, and the rest be shown
+_ONE_AT = re.compile(r"[a-z]+://([^@/]*@)?[^@]*")  # with two @ the first would end a password, whose rest is shown
 _A_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 
 
@@ -25,7 +25,7 @@ class Address:
 
 
 def address(url: str) -> Address:
-    """JournalAway, without a word of what the URL says, where it can't be read."""
+    """Reads a URL. Raises JournalAway if it can't be read, without a word of what the URL says."""
     try:
         place, _, query = url.partition("?")
         if not _ONE_AT.fullmatch(place):
@@ -35,7 +35,7 @@ def address(url: str) -> Address:
         rest = "&".join(part for part in asked if not part.startswith("schema="))
         found = conninfo_to_dict(f"{place}?{rest}")
     except (ValueError, psycopg.Error):
-        # Neither as a cause: what they say quotes parts of the URL.
+        # Neither error is given as the cause: their messages quote parts of the URL.
         written = "it should be as postgresql://user@host:5432/db, with %40 and %2F for @ and / in a password"
         raise JournalAway(f"the journal's URL can't be read: {written}") from None
     parameters = {name: value for name, value in found.items() if value is not None}

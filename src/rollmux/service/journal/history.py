@@ -1,7 +1,7 @@
 """How much of the past is kept: from which image on the records stay, and which images are of use.
 
-A restart needs the last image and the records after it, and the one before should the last be damaged. All that is
-older is there to be read (`rollmux journal`), and can only be played from an image: so it ends at one.
+A restart needs the last image and the records after it, and the image before, in case the last is damaged. All older
+records are there to be read (`rollmux journal`), and can only be played from an image: so the oldest follow an image.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ KEPT_IMAGES = 2
 # Records that are kept to be read: half a minute to play again, and some 300 MB with 100 jobs. Where phases are long
 # most of them are signs of life, four a second, of 2.5 KB each with 1,000 jobs.
 KEEP_RECORDS = 1_000_000
-# Older images lie at least so far apart, as a part of the records that are kept.
+# Older images lie at least so far apart: the records that are kept, divided by this.
 PARTS = 8
-# Records that are removed in one transaction: a write waits for one such at most.
+# Records that are removed in one transaction: a write waits for one such transaction at most.
 PORTION = 500
 
 

@@ -33,12 +33,12 @@ def to_read(url: str, path: Path) -> Journal:
 
 
 def tried(url: str) -> None:
-    """NoJournal where a controller would be the first on this server, JournalAway where it could not begin."""
+    """Raises NoJournal if a controller would be the first on this server, JournalAway if it could not begin."""
     _of_server(url)(url, tries_only=True).close()
 
 
 def _of_server(url: str) -> "type[PostgresJournal]":
-    """The URL may hold a password: nothing is said of it."""
+    """The kind of journal for this URL. No error quotes the URL, which may hold a password."""
     if not url.startswith(SCHEMES):
         raise JournalAway("a journal's URL begins with postgresql://; without one it is a file in the folder")
     try:

@@ -1,8 +1,8 @@
 """A journal in a schema of a PostgreSQL database, written by one controller at a time.
 
-Invariant: who writes holds the session's lock and has the latest generation, and each transaction checks that. So a
-controller that lost its connection, and with it perhaps the lock, can't write beside the one that came after it.
-A lost connection is made anew, by the same rules; what may have been written by the last append is looked for first.
+Invariant: the writer holds the session's lock and has the latest generation, and each transaction checks that. So a
+controller that lost its connection, and perhaps the lock with it, can't write beside the controller that came after it.
+A lost connection is made anew, by the same rules; what the last append may have written is looked for first.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from rollmux.service.journal.written import OwnedRow, RecordRow, owned_rows, rec
 
 log = logging.getLogger("rollmux.service")
 
-# A lost connection is tried anew for so long: servers start again or fail over, and running phases need no controller.
+# How long a lost connection is tried anew: servers start again or fail over, and running phases need no controller.
 AGAIN_S = 30.0
 # At the start the lock of a controller that has just been killed may still be there for a moment.
 LOCK_WAIT_S = 5.0
@@ -49,9 +49,10 @@ ALTER TABLE images ALTER state SET STORAGE EXTERNAL;
 INSERT INTO writer VALUES (0, '', '', now());
 """
 _FENCE = "SELECT FROM writer WHERE generation = %s AND token = %s FOR SHARE"
-# One statement, so one way to the server and back and one wait for its disk. Without the fence's row nothing is done.
+# One statement, so one way to the server and back and one wait for its disk. Without the fence's row nothing is done:
+# where another controller writes, or where the last record is another one than was durable, as when somebody has
+# restored an older state meanwhile.
 # Rows come as JSON: as arrays, which psycopg makes value by value, a hundred of them take four times as long.
-# Nor where the last record is another than was durable, as where an older state was restored under us.
 _APPEND = f"""
 WITH fence AS ({_FENCE.replace("FOR", "AND coalesce((SELECT max(seq) FROM records), %s) = %s FOR")}),
 gone AS (DELETE FROM owned USING fence WHERE job_id = ANY(%s::text[])),
@@ -97,7 +98,7 @@ class PostgresJournal(TableJournal):
         self.name = self._address.shown
         try:
             self._db = self._connected("any" if reads_only else "read-write")
-        except (psycopg.Error, UnicodeError) as error:  # the latter of a name as no host can have
+        except (psycopg.Error, UnicodeError) as error:  # UnicodeError: a name that no host can have
             raise JournalAway(f"{self.name}: {_line(error)}") from error
         try:
             if reads_only:
@@ -140,7 +141,7 @@ class PostgresJournal(TableJournal):
             raise self._taken() if self._holder() != self._token else self._behind()
 
     def _append_again(self, batch: Batch, records: list[RecordRow], owned: list[OwnedRow]) -> None:
-        """On a new connection, and only if the last attempt has come to nothing."""
+        """Appends on a new connection, unless the last attempt has written the batch."""
         until = time.monotonic() + self._again_s
         while True:
             try:
@@ -150,7 +151,7 @@ class PostgresJournal(TableJournal):
                     self._append(batch, records, owned)
             except (psycopg.Error, JournalAway) as error:
                 if not self._db.closed:
-                    self._db.close()  # it may be without the lock
+                    self._db.close()  # this session may not have the lock
                     raise
                 if time.monotonic() > until:
                     raise JournalAway(f"{self.name}: lost for {self._again_s:g} s ({_line(error)})") from error
@@ -163,7 +164,7 @@ class PostgresJournal(TableJournal):
                 return
 
     def _is_there(self, records: list[RecordRow]) -> bool:
-        """Whether an append of which nobody has heard is durable. The lock is ours, so its session has ended."""
+        """Whether an append that got no answer is durable. We have the lock, so the append's session has ended."""
         end = self._end()
         if end == self._last:
             return False
@@ -184,7 +185,7 @@ class PostgresJournal(TableJournal):
         return max(int(last), self.begins())
 
     def _take(self, until: float) -> None:
-        """Makes this the one session that may write; JournalTaken where another controller does, or did meanwhile."""
+        """Makes this the one session that may write. Raises JournalTaken if another controller writes, or has since."""
         while self._db.execute("SELECT pg_try_advisory_lock(%s)", (self._key(),)).fetchone() != (True,):
             if self._generation is not None and self._holder() != self._token:
                 raise self._taken()
@@ -222,7 +223,7 @@ class PostgresJournal(TableJournal):
         return Session.to(self._address, wants, self._statement_s)
 
     def _create(self) -> None:
-        """What is not there yet. A server that promises nothing is refused."""
+        """Makes what is not there yet. Refuses a server that promises nothing."""
         encoding = self._db.info.parameter_status("server_encoding")
         if encoding != "UTF8":
             remedy = "take one that was made with ENCODING 'UTF8'"
@@ -246,7 +247,7 @@ class PostgresJournal(TableJournal):
         self._db.set_read_only(True)
 
     def _try(self) -> None:
-        """Beside a controller at work: no row is written, and none locked."""
+        """Does what a start would do, beside a controller at work: no row is written, and none is locked."""
         is_there = self._exists()
         with self._db.transaction(force_rollback=True):
             self._create()
@@ -292,5 +293,5 @@ def _as_json(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _line(error: Exception) -> str:
-    """What libpq says in several lines."""
+    """In one line what libpq says in several."""
     return " ".join(str(error).split())

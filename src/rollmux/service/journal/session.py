@@ -15,7 +15,7 @@ from rollmux.service.journal.address import Address
 
 # A statement that takes longer has failed, and what it did is undone.
 STATEMENT_S = 10.0
-# A server that has said nothing so much later is lost. It does not end a commit that waits for a standby by itself.
+# A server that is silent for so much longer is lost. By itself it does not end a commit that waits for a standby.
 BEYOND_S = 5.0
 # A network that swallows everything is noticed on both sides within some ten seconds; the URL may say otherwise.
 _CONNECTION = {
@@ -26,11 +26,11 @@ _CONNECTION = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-# Whatever the server, the database or the role has of its own.
+# These hold whatever settings the server, the database or the role has of its own.
 _SETTINGS = {
     "client_encoding": "UTF8",
-    "client_min_messages": "warning",  # or a commit that no standby has would be done without a word
-    "extra_float_digits": "1",  # or numbers came back rounded
+    "client_min_messages": "warning",  # else a commit that no standby has would be done without a word
+    "extra_float_digits": "1",  # else numbers would come back rounded
     "synchronous_commit": "on",
     "default_transaction_isolation": "read committed",
     "idle_session_timeout": "0",
@@ -41,17 +41,17 @@ _SETTINGS = {
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "10000",  # keepalives say nothing while an answer is under way
 }
-# Those that it knows: some are newer than it may be.
+# Sets those of the settings that the server knows: some may be newer than the server.
 _SET = (
     "SELECT set_config(name, value, false) FROM json_each_text(%s) AS own (key, value) JOIN pg_settings ON name = key"
 )
-# Where the server says that a commit waits for its standbys no more, in whatever language.
+# The function of the server that says, in whatever language, that a commit no longer waits for its standbys.
 _WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
 T = TypeVar("T")
 
 
 class Session(psycopg.Connection[tuple[Any, ...]]):
-    """Lost, and closed, where the server is silent for too long or a commit has not reached its standbys."""
+    """A connection that is lost, and closed, once the server is silent for too long or a commit missed its standbys."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -88,14 +88,14 @@ class Session(psycopg.Connection[tuple[Any, ...]]):
             except StopIteration as end:
                 found: T = end.value
                 return found
-            ready = yield wanted  # nothing, ten times a second, where the server says nothing
+            ready = yield wanted  # while the server says nothing, this gives nothing, ten times a second
             if ready:
                 until = time.monotonic() + self._longest_s
             elif time.monotonic() > until:
                 raise self._lost(f"silent for {self._longest_s:g} s, as where a synchronous standby is away")
 
     def _lost(self, why: str) -> psycopg.OperationalError:
-        """Closed and not cancelled: a server that is told to wait no more for a standby calls the commit done."""
+        """Closes and does not cancel: a server that is told to wait no more for a standby calls the commit done."""
         self.close()
         return psycopg.OperationalError(why)
 

@@ -14,9 +14,9 @@ from rollmux.service.journal.tables import TableJournal
 from rollmux.service.journal.values import Batch, JournalAway, JournalDamaged
 from rollmux.service.journal.written import owned_rows, record_rows
 
-# A copy of a controller that was killed may hold the file for a moment.
+# The copy that a killed controller has made of itself (`Forked`) may hold the file for a moment.
 LOCK_S = 1.0
-# A copy is made of so many pages at a time: a write waits for one such portion at most.
+# A backup copies so many pages at a time: a write waits for one such portion at most.
 COPIED_PAGES, COPY_PAUSE_S = 64, 0.002
 _TABLES = """
 CREATE TABLE IF NOT EXISTS head (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class SqliteJournal(TableJournal):
-    """The lock of the file is what keeps a second controller away.
+    """The lock of the file keeps a second controller away.
 
     `reads_only` changes nothing of the file, and reads it as it was when it was opened.
     """
@@ -71,7 +71,7 @@ class SqliteJournal(TableJournal):
             writes.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def copy(self, to: Path) -> None:
-        """All that is durable, from any thread beside the writer's: nobody else can read a file that is locked."""
+        """Copies all that is durable, from any thread beside the writer's: nobody else can read a locked file."""
         part = to.with_name(f"{to.name}.part")
         with self._copies:
             part.unlink(missing_ok=True)
@@ -122,7 +122,7 @@ class SqliteJournal(TableJournal):
                 raise
 
     def _undo(self, cursor: sqlite3.Cursor) -> None:
-        """On a disk that is full there may be nothing left to undo."""
+        """Undoes a transaction, if it still goes on: on a full disk SQLite may have undone it already."""
         with suppress(sqlite3.Error):
             if self._db.in_transaction:
                 cursor.execute("ROLLBACK")
@@ -141,7 +141,7 @@ class SqliteJournal(TableJournal):
             self._require_unwritten()
 
     def _require_unwritten(self) -> None:
-        """A controller may have started meanwhile: pages from before and after fit together by chance only."""
+        """Raises if a controller has written meanwhile: pages from before and after fit together by chance only."""
         if self._opened and _last_write(self.path) != self._opened:
             raise JournalAway(f"{self.name} was written as it was read; read it again")
 
@@ -152,8 +152,8 @@ def _last_write(path: Path) -> tuple[int, int]:
 
 
 def _help(error: sqlite3.DatabaseError, reads_only: bool) -> str:
-    """What may help where a file can't be opened."""
-    kind = error.sqlite_errorcode & 0xFF  # the bits above say more of it
+    """What may help if a file can't be opened."""
+    kind = error.sqlite_errorcode & 0xFF  # the bits above only give details
     if kind == sqlite3.SQLITE_BUSY:
         if reads_only:
             return (
@@ -167,15 +167,15 @@ def _help(error: sqlite3.DatabaseError, reads_only: bool) -> str:
 
 
 def _make_private(path: Path) -> None:
-    """A new file is its owner's alone: in it are the environments that jobs were submitted with.
+    """Makes a new file that is its owner's alone: in it are the environments that jobs were submitted with.
 
-    What is there already is not opened: to close it would be to lose its lock, where this process has that.
+    A file that is there already is not opened: closing it would lose its lock, if this process holds that.
     """
     with suppress(OSError):  # SQLite says why, in its own words
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _to_read(path: Path) -> str:
-    """Without a log of writes beside it nobody writes it, and all is in the file: nothing is made to read that."""
+    """The URI to read a journal. With no log of writes beside it nobody writes it: then no file is made to read it."""
     found = path.resolve()
     return f"{found.as_uri()}?mode=ro{'' if Path(f'{found}-wal').exists() else '&immutable=1'}"

@@ -1,6 +1,6 @@
 """A journal as tables of a database: what a file and a server have in common.
 
-Statements are written with `?` for each value, and understood by both.
+Statements are written with `?` for each value, and both databases understand them.
 """
 
 import json
@@ -13,7 +13,7 @@ from rollmux.service.journal.history import KEEP_RECORDS, PORTION, history
 from rollmux.service.journal.values import Batch, Image, JournalDamaged, Owned, Packed, Record
 from rollmux.service.journal.written import image_from, image_row, owned_from, record_from
 
-# Records that are read at once.
+# How many records are read at once.
 PAGE = 5_000
 _BEGINS = "begins"  # in the head: the record after which the history begins
 _HEAD = "INSERT INTO head VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
@@ -28,7 +28,7 @@ class Writes(Protocol):
 
 
 class TableJournal(ABC):
-    """All of a journal but how its database is reached, and its most frequent write."""
+    """All of a journal, except how its database is reached and its most frequent write."""
 
     name: str  # what messages call it; without secrets
 
@@ -47,10 +47,10 @@ class TableJournal(ABC):
 
     @abstractmethod
     def _writing(self) -> AbstractContextManager[Writes]:
-        """A transaction, durable at the end of the block; undone where that raises."""
+        """A transaction, durable at the end of the block; undone if the block raises."""
 
     def head(self) -> dict[str, Any]:
-        """What was said of the journal when it was begun; nothing where it is new."""
+        """What the journal was begun with; nothing if it is new."""
         return {name: value for name, value in self._head().items() if name != _BEGINS}
 
     def begin(self, head: dict[str, Any], after: int = 0) -> None:
@@ -62,7 +62,7 @@ class TableJournal(ABC):
         return int(self._head().get(_BEGINS, 0))
 
     def keep(self, image: Image | Packed) -> None:
-        """Writes an image, and lets go of those that are of no use any more."""
+        """Writes an image, and removes images that are of no use any more."""
         begins = self.begins()
         images = {seq for (seq,) in self._rows("SELECT seq FROM images")} | {image.seq}
         after, kept = history(sorted(images), begins, self.keep_records)
@@ -74,7 +74,7 @@ class TableJournal(ABC):
                 writes.execute(_HEAD, (_BEGINS, json.dumps(after)))
 
     def trim(self) -> bool:
-        """Removes a portion of the records that the history no longer has; whether there are more of them."""
+        """Removes a portion of the records that the history no longer has; returns whether there are more of them."""
         begins = self.begins()
         if self._removed < 0:
             ((first,),) = self._rows("SELECT min(seq) FROM records")
@@ -87,13 +87,13 @@ class TableJournal(ABC):
         return upto < begins
 
     def image(self, seq: int | None = None) -> Image | None:
-        """The latest image that is as it was written; or that of the state after this very record."""
+        """The latest image that is as it was written; with `seq`, the image after this very record."""
         first, last = (self.begins(), 2**62) if seq is None else (seq, seq)
         query = "SELECT seq, at, state, sum FROM images WHERE seq >= ? AND seq <= ? ORDER BY seq DESC"
         return next((found for row in self._rows(query, first, last) if (found := image_from(*row))), None)
 
     def records(self, after: int = 0) -> Iterator[Record]:
-        """All records after this one, without a gap; JournalDamaged where one is missing or not as it was written."""
+        """All records after this one. Raises JournalDamaged if one is missing or is not as it was written."""
         if after < (begins := self.begins()):
             raise JournalDamaged(
                 f"{self.name}: its history begins after record {begins}, and no image of the state then can be read"

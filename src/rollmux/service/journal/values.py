@@ -1,7 +1,7 @@
-"""What a journal holds, and what it promises to whoever writes and reads it.
+"""What a journal holds, and what it promises to those who write and read it.
 
-A record is one event with what it led to, as a checksum: a replay that leads to something else is noticed, and not
-gone on from. Submissions are kept beside it: what a launcher needs is no business of the machine.
+A record is one event with a checksum of what it led to: if a replay leads to something else, this is noticed, and the
+controller does not go on. Submissions are kept beside the records: the machine needs nothing of what a launcher needs.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from rollmux.mux.events import Event
 VERSION = 1
 
 ANOTHER_VERSION = "another version of the program wrote it; start that version, and change it once all jobs have ended"
-# What data of another version raise where they are read.
+# The errors that data of another version may raise when they are read.
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 
 class JournalDamaged(RollmuxError):
-    """What is in the journal is not what was written, or not of this journal: nothing is made of it."""
+    """What is in the journal is not what was written, or is not of this journal: it is not used."""
 
 
 class JournalTaken(RollmuxError):
@@ -31,7 +31,7 @@ class JournalAway(RollmuxError):
 
 
 class NoJournal(JournalAway):
-    """Where it should be there is none, or none yet."""
+    """There is no journal, or none yet, where it should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A submission as it was sent, and whose it is; whether a script that attaches by itself has come for it yet."""
+    """A submission as it was sent, and its tenant; `came`: a script that no launcher starts has attached for it."""
 
     job_id: str
     tenant: str
@@ -56,7 +56,7 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What becomes durable together. Of the jobs that are forgotten the submissions are removed."""
+    """What becomes durable together. The submissions of `forgotten` jobs are removed."""
 
     records: tuple[Record, ...] = ()
     owned: tuple[Owned, ...] = ()
@@ -65,7 +65,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """The whole state of a machine after the record with this number, and when that was."""
+    """The whole state of a machine after the record `seq`, and the machine time of that."""
 
     seq: int
     at: float
@@ -84,7 +84,7 @@ class Packed:
 class Journal(Protocol):
     """Where records are kept, by one controller at a time. `append` returns when they would survive a power cut.
 
-    Its history begins after a record that `begins` names (0: it is whole), with the image of that state.
+    Its history begins after the record that `begins` names (0: all records are there), with the image of that state.
     """
 
     def head(self) -> dict[str, Any]: ...

@@ -25,11 +25,11 @@ from rollmux.service.journal.values import (
 RecordRow = tuple[int, float, float, str, int, int]
 OwnedRow = tuple[str, str, str, int]
 ImageRow = tuple[int, float, bytes, int]
-_CAME = "came"  # no key of a job's
+_CAME = "came"  # no job's file has this key
 
 
 def checksum(commands: Sequence[Command]) -> int:
-    """Of what an event led to."""
+    """The checksum of the commands that an event led to."""
     return zlib.crc32(repr(commands).encode()) if commands else 0
 
 
@@ -48,7 +48,7 @@ def as_event(text: str) -> Event:
 
 
 def record_rows(batch: Batch) -> list[RecordRow]:
-    """`seq, at, wall_s, event, told, sum` of each."""
+    """`seq, at, wall_s, event, told, sum` of each record."""
     wall_s, rows = time.time(), []
     for each in batch.records:
         text = as_text(each.event)
@@ -57,9 +57,9 @@ def record_rows(batch: Batch) -> list[RecordRow]:
 
 
 def record_from(expected: int, seq: int, at: float, text: str, told: int, total: int) -> Record:
-    """The record of a row, where it is the one that is expected, and as it was written.
+    """The record of a row. Raises JournalDamaged unless it is the expected one, and as it was written.
 
-    No time is before 0: a controller whose clock stood at -inf, as in versions before, has written so.
+    A time before 0 counts as 0: earlier versions, whose clock could stand at -inf, have written such times.
     """
     if seq != expected:
         raise JournalDamaged(f"record {expected} is missing, the next is {seq}")
@@ -73,7 +73,7 @@ def record_from(expected: int, seq: int, at: float, text: str, told: int, total:
 
 
 def owned_rows(batch: Batch) -> list[OwnedRow]:
-    """`job_id, tenant, data, sum` of each."""
+    """`job_id, tenant, data, sum` of each submission."""
     rows = []
     for each in batch.owned:
         data = json.dumps(each.data | {_CAME: True} if each.came else each.data)
@@ -96,12 +96,12 @@ def image_row(image: Image | Packed) -> ImageRow:
 
 
 def image_from(seq: int, at: float, state: bytes, total: int) -> Image | None:
-    """The image of a row; None where it is not as it was written, or made while no clock went (see `record_from`)."""
+    """The image of a row; None if it is not as it was written, or was made while no clock went (see `record_from`)."""
     if _sum(seq, at, state) != total or at < 0:
         return None
     return Image(seq, at, msgspec.json.decode(zlib.decompress(state)))
 
 
 def _sum(*parts: object) -> int:
-    """Of the values as they are written: a number that has become a text is another value."""
+    """The checksum of values as they are written: a number that has become a text is another value."""
     return zlib.crc32(repr(parts).encode())
