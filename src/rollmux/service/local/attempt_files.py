@@ -1,8 +1,8 @@
 """The files of attempts in the state directory: what they have printed, who keeps them, how they have ended.
 
-`logs/JOB/ATTEMPT.RANK.log` is for readers. `attempts/JOB/ATTEMPT.*` is the memory of the launcher: `started` and
-`ended` are written by the keeper (`ended` by the launcher, for one that is gone without a word), `told` says that
-nobody waits to hear of the end any more. Only the latest are kept.
+`logs/JOB/ATTEMPT.RANK.log` is for readers. `attempts/JOB/ATTEMPT.*` is the memory of the launcher: the keeper writes
+`started` and `ended` (if it is gone without a word, the launcher writes `ended`), and `told` says that nobody waits to
+hear of the end any more. Only the files of the latest attempts are kept.
 """
 
 import json
@@ -22,11 +22,11 @@ from rollmux.service.local.process_tree import Identity
 
 KEPT_ATTEMPTS = 5
 KEPT_JOBS = 200
-# Of the log of each rank, however many share what an attempt may write.
+# The least size of a rank's log, however many ranks share what an attempt may write.
 LEAST_LOG_BYTES = 2**16
-# Of all logs of a job that are read for somebody.
+# How much of all logs of a job is read at most when somebody asks.
 TAIL_BYTES = 2**20
-# Of a file name, leaving room for what is added, within the 255 that file systems take.
+# The longest file name made of a job's name, with room for what is added, within the 255 that file systems take.
 _LONGEST = 200
 
 Key = tuple[str, int]
@@ -47,9 +47,9 @@ class AttemptFiles:
         self._logs, self._records = folder.absolute() / "logs", folder.absolute() / "attempts"
 
     def prepare(self, key: Key) -> None:
-        """Folders for a new attempt, and nothing left of an older job of that name but records of what may still run.
+        """Makes folders for a new attempt; of an older job of that name only records of what may still run are left.
 
-        Attempts count up: what has this number or a higher one was that job's.
+        Attempts count up: files with this number or a higher one were that older job's.
         """
         logs, records = self.log(key).parent, self.record(key).parent
         for folder in (self._logs, self._records, logs, records):
@@ -61,11 +61,11 @@ class AttemptFiles:
                 self._remove(records, number)
 
     def log(self, key: Key) -> Path:
-        """The beginning of the names of its logs."""
+        """What the names of the attempt's logs begin with."""
         return self._logs / file_name(key[0]) / str(key[1])
 
     def record(self, key: Key) -> Path:
-        """The beginning of the names of its records."""
+        """What the names of the attempt's records begin with."""
         return self._records / file_name(key[0]) / str(key[1])
 
     def started(self, key: Key) -> Started | None:
@@ -77,20 +77,20 @@ class AttemptFiles:
                 yield started
 
     def ended(self, key: Key) -> str | None:
-        """How it failed; nothing where it did not; None if there is no record."""
+        """How the attempt failed; "" if it did not fail; None if there is no record of its end."""
         found = _read(Path(f"{self.record(key)}.ended"))
         return None if found is None else str(found["failed"])
 
     def end(self, key: Key, failed: str) -> None:
-        """For a keeper that could not, once nothing of the attempt is left."""
-        with suppress(OSError):  # on a full disk a later life looks for it again
+        """Records an end for a keeper that could not do so, once nothing of the attempt is left."""
+        with suppress(OSError):  # on a full disk: a later life of the controller looks for the attempt again
             write(f"{self.record(key)}.ended", {"failed": failed})
 
     def told(self, key: Key) -> bool:
         return Path(f"{self.record(key)}.told").exists()
 
     def tell(self, key: Key) -> None:
-        with suppress(OSError):  # on a full disk a later life may tell it again
+        with suppress(OSError):  # on a full disk: a later life of the controller may tell the end again
             Path(f"{self.record(key)}.told").touch()
 
     def complaint(self, key: Key) -> str:
@@ -98,7 +98,7 @@ class AttemptFiles:
         return "".join(tail(f"{self.record(key)}.keeper", 1, 4096))
 
     def tail(self, job_id: str, lines: int) -> list[str]:
-        """Of the ranks of the latest attempt: as many as lines are wanted, those that have printed last."""
+        """The last lines of the latest attempt. If it has more ranks than lines are wanted, the last to print count."""
         folder = self._logs / file_name(job_id)
         latest = max(_numbers(folder), default=0)
         paths = sorted(folder.glob(f"{latest}.*.log"), key=_changed_at)[-max(1, lines) :]
@@ -110,11 +110,11 @@ class AttemptFiles:
         return found
 
     def forget(self, job_id: str) -> None:
-        """What has been printed; not the records of what may still run."""
+        """Removes what the job has printed, but not the records of what may still run."""
         shutil.rmtree(self._logs / file_name(job_id), ignore_errors=True)
 
     def prune(self, kept: Collection[Key]) -> None:
-        """Leaves the latest attempts of the latest jobs, and those that are kept now."""
+        """Keeps only the files of the latest attempts of the latest jobs, and of the attempts that run now (`kept`)."""
         numbers: dict[str, set[int]] = {}
         for job_id, number in kept:
             numbers.setdefault(file_name(job_id), set()).add(number)
@@ -136,7 +136,7 @@ class AttemptFiles:
 
 
 def file_name(job_id: str) -> str:
-    """A name without any other meaning to a file system, and no other job's: some take large letters for small ones."""
+    """A file name for this job alone, which means nothing else to a file system: some take A and a for the same."""
     name = quote(job_id, safe="").replace(".", "%2E")
     plain = len(name) <= _LONGEST and (system.IS_LINUX or name == name.lower())
     return name if plain else f"{name[: _LONGEST - 65]}~{sha256(job_id.encode()).hexdigest()}"

@@ -1,7 +1,8 @@
-"""What the ranks of an attempt print: written by its keeper, bounded; read by the controller, from the end.
+"""What the ranks of an attempt print: the keeper writes it, within bounds; the controller reads it, from the end.
 
-However much is printed, the latest of it is kept, in two files of which the older is thrown away. A full disk costs
-output, and never the job: it does not wait, and hears no error. Loaded by every keeper, so it imports next to nothing.
+However much is printed, the latest part is kept, in two files of which the older is thrown away. A full disk costs
+output, and never the job: the job does not wait, and gets no error. Every keeper loads this module, so it imports next
+to nothing.
 """
 
 import os
@@ -11,12 +12,13 @@ from itertools import dropwhile
 from rollmux.plain import plain
 
 CHUNK = 2**16
-# As much as the largest pipe holds: what comes after was not printed by who has ended.
+# As much as the largest pipe holds: what comes after was not printed by the rank that has ended.
 _LAST_CHUNKS = 2**20 // CHUNK
 _LAST_BYTES = 8192
 _LAST_WORDS = 300
 _LINE = 4096
-# Where a rank fails torchrun says so, in lines that name files of its own, and ends with this where it knows no more.
+# If a rank fails, torchrun says so in lines that name its own files, and if it knows no more it ends with the last
+# of these texts.
 _RANK_FAILED, _OF_TORCHRUN, _NOTHING_KNOWN = "] failed (exitcode: ", "torch/distributed/", "To enable traceback see"
 
 
@@ -56,7 +58,7 @@ class AttemptLog:
                 return
 
     def last_words(self) -> str:
-        """The last line that says something; where torchrun has nothing to tell of a rank, that rank's own."""
+        """The last line that says something; if torchrun has nothing to tell of a rank, that rank's own last line."""
         lines = [plain(line).strip() for line in self._last.decode(errors="replace").splitlines()]
         lines = [line for line in reversed(lines) if any(map(str.isalnum, line))]
         last = next(iter(lines), "")
@@ -77,7 +79,7 @@ class AttemptLog:
                 with suppress(FileNotFoundError):
                     os.replace(self.path, f"{self.path}.1")
                 os.close(file)
-                self._file = None  # where there is no room for another now, it is tried again with what comes next
+                self._file = None  # if there is no room for a new one now, the next output tries again
 
     def _open(self) -> int:
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rollmux.service.local.process import Process
 
-# Where a keeper finds what this module needs.
+# The folders in which a keeper finds what this module imports.
 FOLDERS: tuple[str, ...] = ()
 
 
@@ -21,13 +21,13 @@ def ticks() -> int:
 
 
 def look(pid: int) -> Process | None:
-    """What is there under this number now."""
+    """The process that has this number now, if any."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # A first thread that has ended looks like a zombie, even where others of its process run on.
+    # A process whose first thread has ended looks like a zombie, even if its other threads run on.
     alive = words[0] not in (b"Z", b"X") or int(words[17]) > 1
     return Process(pid, int(words[1]), int(words[3]), int(words[19]), alive)
 
@@ -39,7 +39,7 @@ def everything() -> Iterator[Process]:
 
 
 def environ(pid: int) -> bytes:
-    """The variables that it was started with, a zero after each; nothing of a process that is gone, or another's."""
+    """The variables that a process was started with, a zero after each; nothing if it is gone or another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return file.read()

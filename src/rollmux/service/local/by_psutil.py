@@ -1,6 +1,6 @@
 """Processes as psutil shows them, on systems without Linux's /proc. Starts are in microseconds on the wall clock.
 
-So a start tells two boots apart by itself.
+So the start alone tells processes of two boots apart.
 """
 
 import os
@@ -26,7 +26,7 @@ def ticks() -> int:
 
 
 def look(pid: int) -> Process | None:
-    """What is there under this number now."""
+    """The process that has this number now, if any."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -43,7 +43,7 @@ def everything() -> Iterator[Process]:
 
 
 def environ(pid: int) -> bytes:
-    """The variables that it was started with, a zero after each; nothing of a process that is gone, or another's."""
+    """The variables that a process was started with, a zero after each; nothing if it is gone or another user's."""
     try:
         found = psutil.Process(pid).environ()
     except (psutil.Error, OSError):

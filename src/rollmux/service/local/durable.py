@@ -1,18 +1,18 @@
 """Small files that are written for good: all of it or nothing, and there after a power cut.
 
-Room can be taken long before, so that a disk that is full by then refuses nothing. Loaded by every keeper.
+Room can be reserved long before, so that a disk that is full by then still takes them. Every keeper loads this module.
 """
 
 import json
 import os
 from collections.abc import Mapping
 
-# Blanks after JSON mean nothing, and take the room.
+# The size of each file: blanks after the JSON mean nothing, and reserve the room.
 ROOM_BYTES = 4096
 
 
 def reserve(path: str) -> None:
-    """Takes room for what will be written under this name."""
+    """Reserves room for what will be written under this name."""
     _fill(f"{path}.tmp", b"")
 
 

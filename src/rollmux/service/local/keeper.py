@@ -1,10 +1,10 @@
 """A small process that keeps the processes of one attempt: starts them, hears them, reaps them, says how they ended.
 
-It outlives the controller, and no process of the attempt outlives it unseen: orphans become its children, so that once
-it has no child, nothing of the attempt runs. Where a system gives them to others, they are looked for by their session
-and the marker in their environment. Only then it removes the memory that they shared, writes how the attempt has ended,
-and ends itself. SIGTERM asks all processes to end, SIGUSR1 ends them. It imports little: it has to be up at once, many
-times over.
+A keeper outlives the controller, and no process of the attempt outlives the keeper unseen: orphans become its children,
+so once it has no child, nothing of the attempt runs. Where the system gives orphans to another process, the keeper
+looks for them by their session and the marker in their environment. Only when nothing runs, it removes the memory that
+the processes shared, writes how the attempt has ended, and ends itself. SIGTERM asks all processes to end, SIGUSR1
+kills them. A keeper imports little: many of them have to be up at once.
 """
 
 import json
@@ -25,11 +25,12 @@ from rollmux.service.local.process_tree import Identity, Process, boot_id, desce
 from rollmux.service.local.rank import Plan, how_ended, pin, start_rank, why_not
 from rollmux.system import all_files
 
-# What is left of an attempt that failed or is over has so long to end by itself: nothing can come of it any more.
+# How long what is left of an attempt that failed or is over has to end by itself: nothing can come of it any more.
 LEFT_S = 1.0
-# What is being ended may start more meanwhile: so long until the next look, then twice as long, up to the last.
+# Processes that are being killed may start others meanwhile: the time until the next look. It doubles each time, from
+# the first of these to the last.
 ROUNDS_S = (0.02, 1.0)
-# Nobody tells a process of the ends of those that are not its children.
+# How often to look for orphans that are not the keeper's children: the system does not tell it when they end.
 STRAYS_S = 0.2
 
 
@@ -57,7 +58,7 @@ class Keeper:
         self._wake = self._listen()
 
     def start(self) -> None:
-        """All ranks, or none that lives on."""
+        """Starts all ranks, or none that lives on."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             # For the pipe and the log of each rank.
@@ -77,7 +78,7 @@ class Keeper:
             self._end(0.0)
 
     def run(self) -> None:
-        """Until nothing is left."""
+        """Serves the ranks until nothing is left."""
         while self._reap():
             for descriptor, _ in self._poll.poll(self._wait_ms()):
                 self._hear(descriptor)
@@ -103,7 +104,7 @@ class Keeper:
         wake, woken = os.pipe()
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-        # Handlers, since what is ignored here would be ignored by the ranks too.
+        # Handlers, since the ranks would ignore each signal that is ignored here.
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: self._heard.add(number))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -119,7 +120,7 @@ class Keeper:
             del self._pipes[descriptor]
 
     def _reap(self) -> bool:
-        """Whether anything is left."""
+        """Reaps children that have ended; whether anything is left."""
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -143,7 +144,7 @@ class Keeper:
             self._end(LEFT_S)
 
     def _end(self, grace_s: float | None) -> None:
-        """Asks everybody, once. Without a grace it is for who has asked to say when it is over."""
+        """Asks all processes to end, once. Without a grace (None) the launcher says by SIGUSR1 when to kill them."""
         if not self._ending:
             self._ending = True
             self._kill_at = None if grace_s is None else time.monotonic() + grace_s
@@ -151,9 +152,9 @@ class Keeper:
             self._asked_at = ticks()
 
     def _ask_orphans(self) -> None:
-        """Who was being started while all were asked, by somebody who is gone now, may not have been seen.
+        """Asks orphans to end that were not seen when all were asked: they were just being started then.
 
-        What is started later, by those that save their work, is theirs to end.
+        A process that starts later is left to those that started it, as they save their work.
         """
         if self._ending:
             kept = self._kept()
@@ -165,14 +166,14 @@ class Keeper:
                     send(process, signal.SIGTERM)
 
     def _signal(self, number: int) -> list[tuple[int, int]]:
-        """Returns who was there: numbers and starts."""
+        """Sends a signal to all processes below; returns the number and the start of each."""
         found = self._kept()
         for process in found:
             send(process, number)
         return [(process.pid, process.start) for process in found]
 
     def _kept(self) -> list[Process]:
-        """All that lives below, and those of it that are orphans."""
+        """All processes that live below the keeper, and orphans that the system has given to another parent."""
         below = descendants(os.getpid())
         if self._adopts:
             return below
@@ -187,7 +188,7 @@ class Keeper:
 
 
 def main() -> None:
-    """The plan comes by the standard input; that all is up, or why not, goes to the standard output."""
+    """Reads the plan from the standard input; writes to the standard output that all is up, or why not."""
     with open(0, encoding="utf-8", closefd=False) as file:
         plan = Plan(**json.load(file))
     _close(0)
@@ -197,7 +198,7 @@ def main() -> None:
     keeper = Keeper(plan)
     write(started, {"job": plan.job, "attempt": plan.attempt, "keeper": keeper.identity})
     reserve(ended)
-    # A controller that begins only now has seen the record; to one that had begun before, this keeper would be unknown.
+    # A new controller that begins only now sees the record; one that has begun before would not know this keeper.
     if os.getppid() != plan.controller:
         os.unlink(started)
         return

@@ -1,6 +1,6 @@
 """The controller's end of a keeper: how one is started, and how its end is noticed.
 
-It is `Watched` once it runs: that means this keeper for ever, as its number does not.
+A running keeper is held as `Watched`: this always means this very process, while its number may be given away.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from rollmux.service.local.process_tree import FOLDERS, Identity, leftovers, sen
 from rollmux.service.local.rank import Plan
 from rollmux.system import Watched, without_name
 
-# Without site-packages and the variables of Python, which are the job's business: a keeper loads nothing of others.
+# Without site-packages and Python's variables, which are the job's business: a keeper loads no code of others.
 OPTIONS = ("-I", "-S", "-c")
 _PROGRAM = (
     "import sys; sys.path += sys.argv[1 : sys.argv.index('keeper')]; "
     "from rollmux.service.local.keeper import main; main()"
 )
-# Between two looks for what is left of a keeper: at first, and at the longest, where something can't be ended.
+# The time between two looks for what is left of a keeper: at first, and at most, if something can't be ended.
 _ROUND_S, _LONGEST_ROUND_S = 0.02, 1.0
 T = TypeVar("T")
 ROOT = str(Path(rollmux.__file__).parents[1])
@@ -47,13 +47,13 @@ class Kept:
 
 
 def own_env() -> dict[str, str]:
-    """What processes get of the controller's environment: nothing of a RollMux above or beside it,
-    and no password."""
+    """What processes get of the controller's environment: no variable of another RollMux, and no password."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("ROLLMUX_", "PGPASS"))}
 
 
 def spawn(plan: Plan) -> tuple[Watched, int]:
-    """A new keeper, and where it will say that all is up. Secrets come to it by a file that has no name."""
+    """Starts a keeper; returns it and the pipe where it will say that all is up. Its plan, which may hold secrets,
+    comes to it by a file without a name."""
     heard, said = os.pipe()
     told = without_name("plan")
     complaints = os.open(f"{plan.record}.keeper", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -78,12 +78,12 @@ def spawn(plan: Plan) -> tuple[Watched, int]:
         process.wait()
         os.close(heard)
         raise
-    process.returncode = 0  # it is to outlive this object: `wait_ended` reaps it
+    process.returncode = 0  # the keeper is to outlive this object: `wait_ended` reaps it
     return watched, heard
 
 
 async def answer(heard: int, wait_s: float) -> str | None:
-    """Why nothing has been started, or nothing if all is up; None where no word has come."""
+    """Why nothing has been started, or "" if all is up; None if the keeper has said nothing in time."""
     try:
         async with asyncio.timeout(wait_s):
             await _readable(heard)
@@ -96,7 +96,7 @@ async def answer(heard: int, wait_s: float) -> str | None:
 
 
 async def wait_ended(watched: Watched) -> None:
-    """Until this process has ended; it is not watched any more afterwards."""
+    """Waits until this process has ended; `watched` is closed afterwards."""
     try:
         await _readable(watched.fileno())
         watched.reap()
@@ -105,14 +105,14 @@ async def wait_ended(watched: Watched) -> None:
 
 
 def ask(watched: Watched, number: signal.Signals) -> None:
-    """A signal to a keeper, and that it should hear it, should somebody have halted it."""
+    """Sends a signal to a keeper, and one that lets it go on, should somebody have halted it."""
     with suppress(ProcessLookupError):
         watched.send(number)
         watched.send(signal.SIGCONT)
 
 
 async def end_leftovers(keeper: Identity) -> None:
-    """Of a keeper that is gone without a word: ends all that it kept, and removes what they shared."""
+    """For a keeper that is gone without a word: kills the processes that it kept, and removes their shared memory."""
     round_s = _ROUND_S
     while found := await beside(lambda: leftovers([keeper])):
         for process in found[keeper]:
@@ -123,7 +123,7 @@ async def end_leftovers(keeper: Identity) -> None:
 
 
 async def beside(look: Callable[[], T]) -> T:
-    """In a thread that no end waits for: who looks at a process that is asleep in a driver may sleep with it."""
+    """Looks in a thread that no end of the program waits for: a look at a process asleep in a driver may hang too."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[T] = loop.create_future()
 
@@ -144,7 +144,7 @@ async def beside(look: Callable[[], T]) -> T:
 
 
 def remove_memory(keeper: Identity) -> None:
-    """What those that it kept have shared, once they are gone."""
+    """Removes the memory that the keeper's processes have shared, once they are gone."""
     memory.remove(memory.path_of(keeper.marker, keeper.pid))
 
 

@@ -1,9 +1,9 @@
 """Jobs as processes of this machine, each attempt under a keeper of its own that outlives the controller.
 
-Why a keeper: somebody has to read what a job prints (a file alone can't be bounded), to be the parent of what it leaves
-behind, and to see exit codes, also while no controller is there. The launcher only watches keepers.
+Why a keeper: somebody has to read what a job prints (a file alone can't be bounded), to be the parent of the processes
+that the job leaves behind, and to see exit codes, also while no controller is there. The launcher only watches keepers.
 An attempt runs at most once at a time: a keeper starts nothing before its record is on disk, nor if its controller is
-gone by then. When a keeper is gone without a word, all that it kept is ended before its end is told.
+gone by then. When a keeper is gone without a word, all processes that it kept are ended before the end is told.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ from rollmux.system import Watched
 
 log = logging.getLogger("rollmux.service")
 
-# A keeper has so long to start all ranks: thousands of them, from a slow file system, take a while.
+# How long a keeper has to start all ranks: thousands of them, from a slow file system, take a while.
 START_S = 60.0
-# It has so long to end what nobody can refuse; after that it is taken to hang, and done without.
+# How long a keeper has to kill its processes; after that the keeper is taken to hang, and is killed itself.
 KILL_S = 30.0
-# A start of the controller waits so long for the ends of what has ended meanwhile. What no signal ends (asleep in a
-# driver) counts as running until it is gone: nobody else waits for that.
+# How long a start of the controller waits until nothing is left of attempts that have ended meanwhile. A process that
+# no signal ends (asleep in a driver) counts as running until it is gone: nobody else waits for that.
 BEGIN_S = 10.0
 LOG_BYTES = 2**23
 VANISHED = "its processes vanished, killed from outside or the machine was restarted"
 
 
 class ProcessLauncher:
-    """Starts attempts on this machine, each with what `means` gives its nodes of it."""
+    """Starts attempts on this machine, each with the part of the machine that `means` gives to its nodes."""
 
     def __init__(self, folder: Path, means: Mapping[str, Means] | None = None, *, log_bytes: int = LOG_BYTES) -> None:
         self.files = AttemptFiles(folder)
@@ -47,12 +47,12 @@ class ProcessLauncher:
         self._watching: set[asyncio.Task[None]] = set()
 
     async def begin(self, on_exit: OnExit) -> set[Key]:
-        """Those that ended meanwhile have been reported when this returns, if nothing of them is left."""
+        """When this returns, attempts that ended meanwhile have been reported, if nothing of them is left."""
         self._on_exit = on_exit
         away = [each for each in self.files.all_started() if not self._adopt(each) and not self._is_over(each.key)]
         silent = [each for each in away if self.files.ended(each.key) is None]
         look = self._followed(beside(lambda: self._end_vanished(silent)))
-        # Not watched: the keeper is gone, and what it kept is still to be looked for.
+        # `watched` is None: the keeper is gone, and the processes that it kept are still to be looked for.
         ends = [self._watch(each.key, Kept(each.keeper, None, self.files.told(each.key)), look) for each in away]
         await asyncio.wait([look, *ends], timeout=BEGIN_S)
         for each in away:
@@ -62,7 +62,7 @@ class ProcessLauncher:
         return set(self._kept)
 
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
-        """They are slices of this machine: where this launcher is, they are."""
+        """All nodes are there: they are slices of this launcher's own machine."""
         return set(nodes)
 
     async def start(self, attempt: Attempt) -> None:
@@ -88,8 +88,8 @@ class ProcessLauncher:
                         await kept.gone.wait()
 
     async def log(self, job_id: str, lines: int) -> list[str]:
-        """Of several ranks each has its share of the lines, behind its number."""
-        # Beside the loop: a megabyte from a slow disk would hold up what others have to say.
+        """If there are several ranks, each has its share of the lines, after its number."""
+        # Beside the loop: reading a megabyte from a slow disk would hold up other calls.
         return await asyncio.to_thread(self.files.tail, job_id, lines)
 
     async def forget(self, job_id: str) -> None:
@@ -108,8 +108,8 @@ class ProcessLauncher:
             before = self.files.started(key)
             if before is not None and self._adopt(before):
                 return
-            # Beside the loop: many that start at once would hold up what others have to say. One by one: what one takes
-            # for over is not to be what another has just begun.
+            # Beside the loop: many starts at once would hold up other calls. One by one: no start may take files for
+            # over that another has just begun.
             async with self._one_by_one:
                 watched, heard = await asyncio.to_thread(self._spawn, attempt, {*self._kept, *self._starting})
         except OSError as error:
@@ -134,18 +134,18 @@ class ProcessLauncher:
         return spawn(plan)
 
     def _adopt(self, started: Started) -> bool:
-        """Whether it still runs: it is watched from now on."""
+        """Whether the keeper still runs: then it is watched from now on."""
         watched = started.keeper.open()
         if watched is not None:
             self._watch(started.key, Kept(started.keeper, watched, self.files.told(started.key)))
         return watched is not None
 
     def _is_over(self, key: Key) -> bool:
-        """Whether nothing of it can be left, and nobody waits to hear so."""
+        """Whether nothing of the attempt can be left, and nobody waits to hear so."""
         return self.files.told(key) and self.files.ended(key) is not None
 
     def _end_vanished(self, silent: Sequence[Started]) -> None:
-        """Records the end of those that have left nothing: one look for all, who may be many in a container anew."""
+        """Records the end of attempts that have left nothing. One look serves all: a new container may have many."""
         left = leftovers([each.keeper for each in silent])
         for each in silent:
             if each.keeper not in left:
@@ -190,7 +190,7 @@ class ProcessLauncher:
         self.files.tell(key)
 
     async def _end_leftovers(self, started: Started) -> None:
-        """Nothing, where it is on record how all has ended."""
+        """Ends what is left of an attempt, unless it is on record how all of it has ended."""
         if self.files.ended(started.key) is None:
             await end_leftovers(started.keeper)
             await asyncio.to_thread(self.files.end, started.key, VANISHED)

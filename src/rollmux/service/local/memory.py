@@ -1,7 +1,7 @@
-"""Memory that the processes of an attempt share: a folder of it that is theirs, and that goes when the last has ended.
+"""Memory that the processes of an attempt share: a folder of their own, which is removed when the last has ended.
 
 What they put there, such as weights that one rank hands to others, would otherwise outlive them until somebody finds it
-or the machine is restarted. Loaded by every keeper, so it imports next to nothing.
+or the machine is restarted. Every keeper loads this module, so it imports next to nothing.
 """
 
 import os
@@ -12,7 +12,7 @@ VARIABLE = "ROLLMUX_MEMORY"
 
 
 def path_of(marker: str, keeper: int) -> str:
-    """Where it is: a keeper's own, and to be found by whoever knows the marker only."""
+    """Where the folder is: each keeper has its own, and it can be found with the marker alone."""
     return f"{beginning_of(marker)}{keeper}"
 
 
@@ -22,7 +22,7 @@ def beginning_of(marker: str) -> str:
 
 
 def make(path: str) -> dict[str, str]:
-    """What ranks find in their environment: nothing where this machine has no such memory to give."""
+    """Makes the folder; returns what ranks find in their environment: nothing if this machine has no such memory."""
     try:
         os.mkdir(path, 0o700)
     except OSError:
@@ -31,7 +31,7 @@ def make(path: str) -> dict[str, str]:
 
 
 def remove(path: str) -> None:
-    """With all that is in it. Whoever still maps a file of it keeps that until it ends."""
+    """Removes the folder with all that is in it. A process that still maps a file keeps its content until it ends."""
     for folder, names, files in os.walk(path, topdown=False):
         for name in files:
             with suppress(OSError):
@@ -45,7 +45,7 @@ def remove(path: str) -> None:
 
 
 def remove_all(marker: str) -> None:
-    """Of every keeper with this marker, none of which lives any more."""
+    """Removes the folders of all keepers with this marker, none of which lives any more."""
     with suppress(OSError):
         for name in os.listdir(ROOT):
             path = f"{ROOT}/{name}"

@@ -14,7 +14,7 @@ from rollmux.service.local.rank import Plan
 
 
 def plan_for(attempt: Attempt, means: Mapping[str, Means], log_bytes: int, files: AttemptFiles) -> Plan:
-    """Or LaunchFailed, where it is plain already that this can't be started. `log_bytes` is for all ranks."""
+    """The plan. Raises LaunchFailed if it is clear already that no start can succeed. `log_bytes` is for all ranks."""
     submission, key = attempt.submission, attempt.key
     if not Path(submission.folder).is_absolute() or not Path(submission.folder).is_dir():
         remedy = "name an existing folder by its whole path"
@@ -41,13 +41,13 @@ def plan_for(attempt: Attempt, means: Mapping[str, Means], log_bytes: int, files
 
 def _env(attempt: Attempt) -> dict[str, str]:
     env = own_env() | attempt.told
-    # A controller that was started by its path, in no shell of its environment, has jobs that look for `python` there.
+    # Jobs look for `python` beside the controller's own, also if the controller was started by its path alone.
     env["PATH"] = os.pathsep.join((env.get("PATH") or os.defpath, str(Path(sys.executable).parent)))
     return env
 
 
 def _devices(attempt: Attempt, means: Mapping[str, Means]) -> dict[str, list[str]]:
-    """By rank; nothing where all share all."""
+    """The devices that each rank sees; nothing if all ranks share all devices."""
     if all(each.devices is None for each in means.values()):
         return {}
     processes, has = attempt.submission.processes, {node: each.devices for node, each in means.items()}

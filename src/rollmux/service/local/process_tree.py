@@ -1,7 +1,8 @@
 """Processes of this machine: who descends from whom, and whether one is still the one that was meant.
 
-A number alone is never trusted. A process is its number, its start and the boot of its machine: no signal from here can
-reach a stranger that was given the number later. Loaded by every keeper, so it imports next to nothing.
+A number alone is never trusted. A process is known by its number, its start and the boot of its machine: no signal from
+here can reach a stranger that was given the number later. Every keeper loads this module, so it imports next to
+nothing.
 """
 
 import errno
@@ -33,12 +34,12 @@ __all__ = [
     "ticks",
 ]
 
-# The answers of pidfd_open where there is no such process, or a mere thread of another under its number.
+# The errors of pidfd_open if there is no such process, or if the number is that of a mere thread of another process.
 _NOT_THERE = (errno.ESRCH, errno.EINVAL, errno.ENOENT)
 
 
 class Identity(NamedTuple):
-    """A keeper for ever: `marker` is what the processes below it have in their environment."""
+    """Tells a keeper from all other processes, for ever. The processes below it have `marker` in their environment."""
 
     pid: int
     start: int
@@ -53,7 +54,7 @@ class Identity(NamedTuple):
 
 
 def descendants(root: int, among: Iterable[Process] | None = None) -> list[Process]:
-    """All that live below a process, whatever session or group they have made for themselves."""
+    """All processes that live below this one, whatever session or group they have made for themselves."""
     children: dict[int, list[Process]] = {}
     for process in everything() if among is None else among:
         children.setdefault(process.parent, []).append(process)
@@ -67,7 +68,7 @@ def descendants(root: int, among: Iterable[Process] | None = None) -> list[Proce
 
 
 def leftovers(keepers: Collection[Identity]) -> dict[Identity, list[Process]]:
-    """What lives on after keepers, in one look at all that runs. A keeper that has left nothing is not in it."""
+    """The processes that live on after keepers, in one look at all that run. A keeper that left none is not in it."""
     boot = boot_id()
     here = [keeper for keeper in keepers if keeper.boot == boot]
     seen = list(everything()) if here else []
@@ -77,9 +78,9 @@ def leftovers(keepers: Collection[Identity]) -> dict[Identity, list[Process]]:
 
 
 def _left_by(keeper: Identity, now: Mapping[int, Process], environ_of: Callable[[int], bytes]) -> list[Process]:
-    """By its session, by the marker, and all below those."""
+    """Processes of the keeper's session or with its marker, and all below those."""
     marker = keeper.marker.encode()
-    # While anybody is in a session its number is not given away, but afterwards it may be.
+    # While a process is in a session, the session's number is not given away, but afterwards it may be.
     ours = keeper.pid not in now or now[keeper.pid].start == keeper.start
     found: dict[int, Process] = {}
     for process in now.values():
@@ -91,7 +92,7 @@ def _left_by(keeper: Identity, now: Mapping[int, Process], environ_of: Callable[
 
 
 def send(process: Process, number: int) -> None:
-    """A signal to this very process, if it is still there."""
+    """Sends a signal to this very process, if it is still there."""
     watched = _open(process.pid, process.start)
     if watched is not None:
         with suppress(ProcessLookupError, PermissionError):
@@ -106,7 +107,7 @@ def _open(pid: int, start: int) -> Watched | None:
         if error.errno in _NOT_THERE:
             return None
         raise
-    process = look(pid)  # looked at only now: from here on what is watched and the number mean the same
+    process = look(pid)  # only now: from here on `watched` and the number mean the same process
     if process is not None and process.start == start and process.alive:
         return watched
     watched.close()

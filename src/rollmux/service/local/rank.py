@@ -1,6 +1,6 @@
 """One process of an attempt: how it is started below its keeper, and in what words its end is told.
 
-It dies with its keeper, whatever ends that: nothing of an attempt goes on unkept.
+A rank dies with its keeper, whatever ends the keeper: nothing of an attempt goes on without one.
 """
 
 import os
@@ -14,11 +14,11 @@ from rollmux.service.local.kinship import hear_of_parents_end
 
 
 class Plan(NamedTuple):
-    """What a keeper is told to start. `record` and `log` are beginnings of file names, for it to add to.
+    """What a keeper is told to start. `record` and `log` are beginnings of file names, to which the keeper adds.
 
-    `nodes` are the ranks that are this keeper's, each with its node; nothing where all are. `devices` are those that a
-    rank sees; nothing where it sees all. One that is `mortal` ends with whoever started it, and so does all that it
-    keeps.
+    `nodes` are the ranks of this keeper, each with its node; empty if all ranks are its own. `devices` are those that a
+    rank sees; a rank that is not in it sees all. A `mortal` keeper ends with the process that started it, and so do all
+    processes that it keeps.
     """
 
     job: str
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
 
 def pin(cores: list[int]) -> None:
-    """This process, and all that it starts from now on, to these cores."""
+    """Binds this process, and all that it starts from now on, to these cores."""
     try:
         os.sched_setaffinity(0, cores)
     except OSError as error:
@@ -64,7 +64,7 @@ def pin(cores: list[int]) -> None:
 
 
 def start_rank(plan: Plan, rank: int, output: int, files: tuple[int, int]) -> int:
-    """Its number. It prints to this descriptor, and may open as many files as a process usually may."""
+    """Starts a rank; returns its number. It prints to `output`, and may open as many files as a process usually may."""
     process = subprocess.Popen(
         plan.command,
         cwd=plan.folder,
@@ -72,10 +72,10 @@ def start_rank(plan: Plan, rank: int, output: int, files: tuple[int, int]) -> in
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        process_group=0,  # what it sends to its group reaches neither the keeper nor other ranks
+        process_group=0,  # a signal that it sends to its group reaches neither the keeper nor other ranks
         preexec_fn=partial(_become_rank, os.getpid(), plan.memory_bytes, files),  # noqa: PLW1509  no threads here
     )
-    process.returncode = 0  # the keeper reaps it, with everything else that ends
+    process.returncode = 0  # the keeper reaps it, like all else that ends
     return process.pid
 
 
@@ -93,7 +93,7 @@ def how_ended(code: int) -> str:
         return "was ended by SIGKILL (memory ran out, or it was killed from outside)"
     if code < 0:
         return f"was ended by {_name(-code)}"
-    # Shells tell so of what they have run.
+    # Shells end with such a code if a signal ended what they ran.
     of_a_shell = f" ({_name(code - 128)} of what it ran)" if 128 < code < 128 + signal.NSIG else ""
     return f"ended with exit code {code}{of_a_shell}"
 
