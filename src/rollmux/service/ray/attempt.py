@@ -1,6 +1,6 @@
 """The program that Ray runs for an attempt: puts its ranks on their nodes, sees them end, and says how.
 
-It says so by what it prints. It ends when nothing of the attempt runs any more, or says that it can't be sure.
+It says so by what it prints. It ends when nothing of the attempt runs any more, or says that it can't be sure of that.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rollmux.service.ray.part import KILL_S, Ranks
 from rollmux.service.ray.wire import Part, RayPlan, from_env, say
 
-# What is left of an attempt that has failed has so long to end by itself.
+# How long what is left of a failed attempt has to end by itself.
 LEFT_S = 1.0
-# The end of a node is known to Ray a moment after that of its workers.
+# Ray knows of a node's end a moment after its workers' end: for how long, and how often, to ask for it.
 NODE_S, LOOK_S = 10.0, 0.5
 LONGEST_REASON = 1000
 
@@ -30,11 +30,11 @@ class Run:
 
     def __init__(self, plan: RayPlan, ended_from_outside: asyncio.Event) -> None:
         self.plan, self._outside = plan, ended_from_outside
-        self._lost = False  # a part whose end nobody has seen
+        self._lost = False  # whether the end of some part was not seen
         self._actors: list[Any] = []
 
     async def to_its_end(self) -> str:
-        """Why it failed; nothing where it did not."""
+        """Runs the attempt; returns why it failed, or "" if it did not."""
         say(starting=True)
         actor = ray.remote(num_cpus=0, max_restarts=0)(Ranks)
         for part in self.plan.parts:
@@ -50,7 +50,7 @@ class Run:
         return failed
 
     async def _all_or_first(self, parts: Iterable[Awaitable[str]]) -> str:
-        """Nothing once all have gone well; else what has gone wrong first."""
+        """Waits for all parts, and returns "" if all have gone well; else what has gone wrong first, at once."""
         outside = asyncio.create_task(self._outside.wait())
         waiting: set[asyncio.Task[Any]] = {asyncio.ensure_future(each) for each in parts}
         try:

@@ -1,7 +1,7 @@
 """All that the launcher asks of Ray, call by call, and the ways in which a call can come to nothing.
 
-Each of these may fail before it took effect, take effect without a reply, or take effect long after it was given up:
-`Unsure` says no more than that. Only `Rejected` is certain: this call has changed nothing and never will.
+Each call may fail before it took effect, take effect without a reply, or take effect long after it was given up:
+`Unsure` says no more than that. Only `Rejected` is certain: the call has changed nothing and never will.
 """
 
 from collections.abc import Mapping
@@ -41,13 +41,13 @@ class RayJob:
 
     @property
     def void(self) -> bool:
-        """Nothing but a taken id."""
+        """Whether this is an empty submission, which only takes an id."""
         return VOID.items() <= self.metadata.items()
 
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """One living node of Ray's, and how much it has of what."""
+    """One living node of Ray's, and how much of each resource it has."""
 
     id: str
     ip: str
@@ -78,16 +78,16 @@ class RayGateway(Protocol):
         """One submission, or None if Ray knows none by this id."""
 
     async def stop(self, job_id: str) -> None:
-        """Asks for its end, which comes later."""
+        """Asks Ray to end this submission, which takes a while."""
 
     async def said(self, job_id: str) -> str:
-        """What its command has printed."""
+        """What this submission's command has printed."""
 
     async def tail(self, node: str, file: str, lines: int) -> str:
-        """The last lines of a file among a node's logs; nothing where there is no such file."""
+        """The last lines of a file among a node's logs; nothing if there is no such file."""
 
     async def nodes(self) -> list[RayNode]:
-        """All that live."""
+        """All nodes that live."""
 
     async def forget(self, job_id: str) -> None:
         """Ray need not remember this submission, which is over, any more."""

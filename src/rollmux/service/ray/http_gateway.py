@@ -1,7 +1,7 @@
 """The gateway to a real Ray cluster: the HTTP calls of its dashboard (Jobs and State APIs).
 
 Plain HTTP and not Ray's own client: that one blocks, has no time limits, and must be of the cluster's very version.
-What can't be read as what was asked for is no answer.
+An answer that can't be read as what was asked for counts as none.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import msgspec
 from rollmux.errors import RollmuxError
 from rollmux.service.ray.gateway import RayJob, RayNode, Rejected, Unsure, Wish
 
-# Each call has so long; a submission waits for Ray's agent.
+# How long a call may take; a submission takes longer, for it waits for Ray's agent.
 CALL_S, SUBMIT_S = 10.0, 30.0
 _MOST_NODES = 10_000
 # Where KubeRay mounts the token of a pod, which Kubernetes renews each hour.
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def token(env: Mapping[str, str]) -> str:
-    """Where Ray's own tools have it from; nothing where the cluster wants none."""
+    """The token, from where Ray's own tools get it; nothing if the cluster wants none."""
     mode = env.get("RAY_AUTH_MODE", "").lower()
     if mode == "disabled":
         return ""
@@ -36,7 +36,7 @@ def token(env: Mapping[str, str]) -> str:
 
 
 def _in_file(path: Path, wanted: bool) -> str:
-    """A file that is being written anew may be away or empty for a moment."""
+    """The token in a file, which may be away or empty for a moment while it is written anew."""
     try:
         found, why = path.read_text(encoding="utf-8", errors="replace").strip(), "it is empty"
     except OSError as error:
@@ -59,7 +59,7 @@ class CantCall(RollmuxError):
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """Without a `submission_id` it is a driver that was not submitted."""
+    """A job as Ray shows it. Without a `submission_id` it is a driver that was not submitted."""
 
     status: str
     submission_id: str | None = None
@@ -72,7 +72,7 @@ class _Printed(msgspec.Struct, frozen=True):
 
 
 class _Node(msgspec.Struct, frozen=True):
-    """Amounts of memory come as texts, and are of no interest here."""
+    """A node as Ray shows it. Amounts of memory come as texts, and are not needed here."""
 
     node_id: str
     node_ip: str
@@ -101,7 +101,7 @@ class HttpGateway:
         self, address: str, token: Callable[[], str] = str, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._token = token
-        # One of its own, for proxies that the environment names are for what is outside of the cluster.
+        # A transport of its own, since proxies that the environment names are for addresses outside of the cluster.
         direct = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=16))
         self._http = httpx.AsyncClient(base_url=address, timeout=CALL_S, transport=transport or direct)
 
@@ -163,7 +163,7 @@ class HttpGateway:
 
     async def _call(self, method: str, path: str, **more: Any) -> httpx.Response:
         try:
-            found = await asyncio.to_thread(self._token)  # its file may be in a home on a server that has gone silent
+            found = await asyncio.to_thread(self._token)  # its file may be on a server that has gone silent
             headers = {"Authorization": f"Bearer {found}"} if found else {}
             return await self._http.request(method, path, headers=headers, **more)
         except CantCall as error:
@@ -179,7 +179,7 @@ def _require_good(answer: httpx.Response) -> httpx.Response:
 
 
 def _trouble(answer: httpx.Response) -> Unsure | Rejected:
-    """A fault of Ray's says nothing of what it has done; a refusal does."""
+    """After a fault of Ray's nobody knows what the call has done; after a refusal it has done nothing."""
     last = (answer.text.strip().splitlines() or [""])[-1][:500]
     said = f"Ray has answered {answer.status_code} to {answer.request.method} {answer.request.url.path}: {last}"
     return Rejected(said) if answer.is_client_error else Unsure(said)

@@ -1,4 +1,4 @@
-"""What the launcher means to run on Ray, written down before it asks for it: the one memory that outlives it.
+"""What the launcher intends to run on Ray, written down before it asks Ray: its only memory that outlives it.
 
 Each intent has an id of its own, never used again: what Ray still does about an older one can't touch a newer one.
 `told` says that nobody waits to hear of the end any more, `over` that nothing of it runs or ever will.
@@ -20,7 +20,7 @@ from rollmux.service.local.durable import write
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """One attempt on Ray. `nodes` has Ray's node for each of ours, `ranks` for each rank."""
+    """One attempt on Ray. `nodes` gives Ray's node for each of our nodes, `ranks` for each rank."""
 
     job: str
     attempt: int
@@ -45,12 +45,12 @@ class Intents:
         self.cluster = self._cluster()
 
     def new(self, key: Key, nodes: dict[str, str], ranks: tuple[str, ...]) -> Intent:
-        """An intent by a name that tells a reader of Ray's own pages whose it is."""
+        """A new intent, with an id that tells a reader of Ray's own pages which job's it is."""
         readable = "".join(char if char.isalnum() and char.isascii() else "-" for char in key[0])[:40]
         return Intent(*key, f"rollmux-{self.cluster}-{readable}-{key[1]}-{uuid4().hex[:8]}", nodes, ranks)
 
     def keep(self, intent: Intent) -> None:
-        """An attempt begins. They count up: higher ones that are over were an older job's of that name."""
+        """Writes down an attempt that begins. Attempts count up: higher ones that are over were an older job's."""
         with self._lock:
             for path in self._of(file_name(intent.job)):
                 if int(path.stem) > intent.attempt and (older := _read(path)) is not None and older.over:
@@ -58,7 +58,7 @@ class Intents:
             self._write(intent)
 
     def tell(self, intent: Intent, over: bool) -> None:
-        with suppress(OSError), self._lock:  # on a full disk a later life may do it again
+        with suppress(OSError), self._lock:  # on a full disk: a later life may do it again
             self._write(replace(intent, told=True, over=over))
 
     def get(self, key: Key) -> Intent | None:
@@ -69,7 +69,7 @@ class Intents:
         return max(found, key=lambda intent: intent.attempt, default=None)
 
     def forget(self, job_id: str) -> list[str]:
-        """Those of a job that are over. Returns their ids."""
+        """Removes the intents of a job that are over; returns their ids."""
         with self._lock:
             return self._pruned(self._folder / file_name(job_id), kept=0)
 
@@ -79,7 +79,7 @@ class Intents:
                 yield intent
 
     def prune(self) -> list[str]:
-        """Leaves the latest attempts of the latest jobs, and those not over. Returns the ids of those that are gone."""
+        """Keeps only the latest attempts of the latest jobs, and those not over; returns the ids of the others."""
         with self._lock:
             folders = [path for path in self._folder.iterdir() if path.is_dir()]
             folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
@@ -113,7 +113,7 @@ class Intents:
         return self._folder / file_name(key[0]) / f"{key[1]}.json"
 
     def _cluster(self) -> str:
-        """This controller among others that use the same Ray."""
+        """The id that tells this controller from others that use the same Ray."""
         path = self._folder / "cluster"
         if not path.exists():
             write(str(path), {"id": sha256(uuid4().bytes).hexdigest()[:8]})

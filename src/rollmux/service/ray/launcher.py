@@ -1,9 +1,9 @@
 """Jobs on a Ray cluster: each attempt is one Ray job, whose ranks run on the nodes of its placement.
 
-An attempt runs at most once at a time, whatever becomes of calls to Ray. What is meant is on disk before it is asked
-for, under an id that is never used again; where nobody knows whether Ray has a submission, or still will, its id is
-taken by an empty one: Ray takes each id once. Nothing is said to be over before Ray says so and its program has said
-that nothing is left, or its nodes have been swept.
+An attempt runs at most once at a time, whatever becomes of calls to Ray. What the launcher intends is on disk before it
+asks Ray, under an id that is never used again. If nobody knows whether Ray has a submission, or still will have it, an
+empty submission takes its id: Ray takes each id once. No attempt is said to be over before Ray says so and the
+attempt's program has said that nothing is left, or its nodes have been swept.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ WORDLESS = "its program on Ray has ended without a word"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often Ray is asked, and how long things may take. Workers of Ray's take seconds to come up."""
+    """How often Ray is asked, and how long things may take. Ray's workers take seconds to come up."""
 
     look_s: float = 0.5
     pause_s: float = 1.0  # after a call that has had no good answer
@@ -43,12 +43,12 @@ class Pace:
     start_s: float = 180.0
     word_s: float = 15.0
     sweep_s: float = 180.0
-    grace_s: float = 5.0  # for what is stopped
+    grace_s: float = 5.0  # how long an attempt that is stopped has to end by itself
 
 
 @dataclass(slots=True)
 class Live:
-    """An attempt that is not over. `known`: Ray has had it. `work` is what sees to it beside the watch."""
+    """An attempt that is not over. `known`: Ray has had it. `work`: a task settles, finishes or ends it now."""
 
     intent: Intent
     known: bool = False
@@ -58,7 +58,7 @@ class Live:
 
 
 class Silence:
-    """What is wrong with Ray, told as it begins, changes and ends: who looks each second hears the same each second."""
+    """Logs what is wrong with Ray as it begins, changes and ends: each look, one a second, may find the same again."""
 
     def __init__(self) -> None:
         self._told = ""
@@ -75,7 +75,7 @@ class Silence:
 
 
 class RayLauncher:
-    """Starts attempts on a Ray cluster, on the nodes that `means` tells of; others are found by their names."""
+    """Starts attempts on a Ray cluster. `means` says which Ray nodes ours are; others are found by their names."""
 
     def __init__(
         self, folder: Path, ray: RayGateway, means: Mapping[str, Means] | None = None, pace: Pace | None = None
@@ -89,7 +89,7 @@ class RayLauncher:
         self._starting = Starts()
         self._unwanted: set[Key] = set()
         self._silence = Silence()
-        self._nodes: dict[str, bool] = {}  # those of ours, and whether they were there at the last look
+        self._nodes: dict[str, bool] = {}  # our nodes, and whether each was there at the last look
         self._on_exit: OnExit | None = None
         self._on_node: OnNode | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +99,7 @@ class RayLauncher:
     # -- the seam ----------------------------------------------------------------------------------------------------
 
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
-        """Where Ray does not answer they are taken to be there: nobody is to be stopped for that."""
+        """If Ray does not answer, all nodes are taken to be there: no job is to be stopped for that."""
         self._nodes = dict.fromkeys(nodes, True)
         with suppress(TimeoutError):
             async with asyncio.timeout(self.pace.begin_s):
@@ -108,7 +108,7 @@ class RayLauncher:
         return {node for node, there in self._nodes.items() if there}
 
     async def begin(self, on_exit: OnExit) -> set[Key]:
-        """Those that ended meanwhile have been reported when this returns, if Ray answers."""
+        """When this returns, attempts that ended meanwhile have been reported, if Ray answers."""
         self._on_exit = on_exit
         with suppress(TimeoutError):
             async with asyncio.timeout(self.pace.begin_s):
@@ -127,7 +127,7 @@ class RayLauncher:
         await self._starting.once(key, lambda: self._start(attempt))
 
     async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
-        """Ray carries no word of how long: the grace is that of this launcher, fixed at the start."""
+        """No call to Ray can say `grace_s`: the grace is this launcher's own, fixed when the attempt starts."""
         key = job_id, attempt
         self._unwanted.add(key)
         try:
@@ -142,9 +142,9 @@ class RayLauncher:
             self._unwanted.discard(key)
 
     async def log(self, job_id: str, lines: int) -> list[str]:
-        """Of several ranks each has its share of the lines, behind its number.
+        """If there are several ranks, each has its share of the lines, after its number.
 
-        Until an attempt is up its nodes may have what an older job of its name has printed.
+        Until an attempt is up, its nodes may still have what an older job of the same name has printed.
         """
         intent = await asyncio.to_thread(self.intents.latest, job_id)
         if intent is None or lines <= 0:
@@ -175,7 +175,7 @@ class RayLauncher:
 
     async def _start(self, attempt: Attempt) -> None:
         live = self._live.get(attempt.key)
-        while live is not None and live.work is not None:  # its end is being seen to, or whether there is one
+        while live is not None and live.work is not None:  # a task ends it, or finds out whether Ray has it
             await asyncio.wait([live.work])
             live = self._live.get(attempt.key)
         if live is None:
@@ -183,7 +183,7 @@ class RayLauncher:
         await self._until_up(live)
 
     async def _submit(self, attempt: Attempt) -> Live:
-        """The attempt as Ray has it, or LaunchFailed, where Ray will never have it."""
+        """Submits the attempt to Ray. Raises LaunchFailed if Ray will never have it."""
         wish, intent = await self._prepare(attempt)
         live = self._live[attempt.key] = Live(intent)
         async for _ in self._rounds(self.pace.start_s, intent.key):
@@ -222,7 +222,7 @@ class RayLauncher:
         return wish, intent
 
     async def _where(self, attempt: Attempt) -> dict[str, str]:
-        """The nodes of an attempt in Ray. One that is not there is told to be lost before the start fails."""
+        """Ray's node for each node of an attempt. A missing node is told to be lost before the start fails."""
         wanted = attempt.placement.all_nodes
         for node in wanted:
             self._nodes.setdefault(node, True)
@@ -253,7 +253,7 @@ class RayLauncher:
         raise LaunchFailed(f"job {intent.job!r} was not up within {self.pace.start_s:g} s")
 
     async def _is_void(self, intent: Intent) -> bool:
-        """Whether Ray will never have this: decided by who has its id first, the attempt or nothing."""
+        """Whether Ray will never have this attempt: the attempt or an empty submission takes its id first."""
         while True:
             try:
                 await self.ray.submit(Wish(intent.id, NOTHING, metadata=VOID))
@@ -267,7 +267,7 @@ class RayLauncher:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     async def _end(self, live: Live) -> None:
-        """Until nothing of it runs any more."""
+        """Ends the attempt; returns when nothing of it runs any more."""
         intent = live.intent
         if not live.known and await self._is_void(intent):
             await self._seen_off(live, None)
@@ -285,19 +285,19 @@ class RayLauncher:
         await self._forget(live)
 
     async def _finish(self, live: Live, job: RayJob | None) -> None:
-        """It has ended by itself: tells why, after the nodes that it has ended with."""
+        """The attempt has ended by itself: tells first which nodes were lost with it, then why it ended."""
         why = await self._seen_off(live, job)
         with suppress(RayTrouble):
             await self._look_at_nodes()
         await self._tell(live, why)
 
     async def _settle(self, live: Live) -> None:
-        """Of an earlier life: Ray has never had it, or has forgotten it. Now it never will, or has it."""
+        """Ray does not know this attempt of an earlier life: makes sure that Ray never will have it, or has it."""
         if not await self._is_void(live.intent):
             live.known = True
             return
         why = await self._seen_off(live, None)
-        # Who has not heard that it runs does without; who starts it again goes on.
+        # No end is told to a controller that has not heard that it runs, nor to a start of it that waits here.
         live.told = live.told or not self._begun or live.intent.key in self._starting
         await self._tell(live, why)
 
@@ -312,9 +312,9 @@ class RayLauncher:
         await self._forget(live)
 
     async def _seen_off(self, live: Live, job: RayJob | None) -> str:
-        """Why it ended; nothing of it is left by then."""
+        """Makes sure that nothing of the attempt is left; returns why it ended."""
         intent = live.intent
-        if job is None or job.void:  # but its ranks may run
+        if job is None or job.void:  # its ranks may still run
             await self._sweep(intent, await self._found_again(intent))
             return LOST
         word = await self._word(intent)
@@ -326,9 +326,9 @@ class RayLauncher:
         return f"{WORDLESS}: {last}" if last else WORDLESS
 
     async def _found_again(self, intent: Intent) -> Collection[str]:
-        """Its nodes and all others of ours by their ids of now: with a new head they come back by new ones, if at all.
+        """Ray's ids of the attempt's nodes then, and of all our nodes now: with a new head nodes get new ids.
 
-        Which of them is which may have changed too. Those that stay away are done without after a while.
+        Which node of ours is which of Ray's may have changed too. Nodes that stay away are not waited for for ever.
         """
         async for _ in self._rounds(self.pace.sweep_s):
             with suppress(RayTrouble):
@@ -344,7 +344,7 @@ class RayLauncher:
         return None
 
     async def _sweep(self, intent: Intent, nodes: Collection[str]) -> None:
-        """Ends whatever is left on these nodes. After a while Ray is taken to be unable to, and done without."""
+        """Ends whatever is left of an attempt on these nodes. If Ray can't do so for a while, this gives up."""
         env = {"ROLLMUX_SWEPT": intent.id, "ROLLMUX_SWEPT_NODES": ",".join(nodes)}
         wish, job = None, None
         async for _ in self._rounds(self.pace.sweep_s):
@@ -364,13 +364,13 @@ class RayLauncher:
         del self._live[live.intent.key]
 
     async def _forget_at_ray(self, job_id: str) -> None:
-        with suppress(RayTrouble):  # it only takes room there
+        with suppress(RayTrouble):  # the submission only takes room there
             await self.ray.forget(job_id)
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
     async def _watch_forever(self) -> None:
-        """A slow dashboard is asked less often: at most a fifth of the time."""
+        """Looks at Ray again and again, less often at a slow dashboard: looks take a fifth of the time at most."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -381,13 +381,13 @@ class RayLauncher:
             except RollmuxError as error:
                 self._silence.goes_on(error)
                 await asyncio.sleep(self.pace.pause_s)
-            except Exception:  # whatever it is, who does not look sees no end and no loss
+            except Exception:  # whatever it is: without more looks no end and no loss would be seen
                 log.exception("a look at Ray has failed in an unexpected way; it is looked at again")
                 await asyncio.sleep(self.pace.pause_s)
             await asyncio.sleep(max(self.pace.look_s, 4 * (loop.time() - began)))
 
     async def _look_at_jobs(self) -> None:
-        """Has those seen off that have ended, and those settled of which nobody knows."""
+        """Begins to finish attempts that have ended, and to settle those of which nobody knows if Ray has them."""
         idle = [live for live in self._live.values() if live.work is None and live.intent.key not in self._starting]
         jobs = await self.ray.jobs() if idle else {}
         for live in idle:
@@ -403,7 +403,9 @@ class RayLauncher:
                 live.work = self._spawn(self._working(live, self._finish(live, job)))
 
     async def _look_at_nodes(self) -> None:
-        """One that is there as another node of Ray's was lost, with what ran there: the next look finds it back."""
+        """Tells which nodes were lost or are back. A node that is now another one of Ray's was lost, with all that ran
+        there; the next look finds it back.
+        """
         async with self._looking:
             was_at, found = dict(self.places.at), await self.ray.nodes()
             there = {node for node, at in self.places.find(self._nodes, found).items() if was_at.get(node, at) == at}
@@ -415,7 +417,7 @@ class RayLauncher:
     # -- what these share --------------------------------------------------------------------------------------------
 
     async def _rounds(self, most_s: float, key: Key | None = None) -> AsyncIterator[None]:
-        """As long as that, with a pause between, and as long as this is not to be stopped."""
+        """Rounds with a pause after each, for so long at most, and until this attempt is to be stopped."""
         until = asyncio.get_running_loop().time() + most_s
         while key not in self._unwanted and asyncio.get_running_loop().time() < until:
             yield

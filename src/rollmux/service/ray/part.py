@@ -24,7 +24,8 @@ from rollmux.system import Watched
 START_S = 60.0
 KILL_S = 30.0
 VANISHED = "its processes vanished, killed from outside"
-# What Ray sets for its own workers, which ranks are not: they have reserved nothing, and have what their nodes have.
+# Variables that Ray sets for its own workers. Ranks are no such workers: they have reserved nothing, and have what their
+# nodes have.
 _OF_RAY = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
@@ -48,7 +49,7 @@ class Ranks:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self, plan: RayPlan, part: Part) -> str:
-        """Nothing if all are up; else why nothing has been started."""
+        """Starts the ranks; returns "" once all are up, else why nothing has been started."""
         folder = plan.folder or os.getcwd()
         if not Path(folder).is_dir():
             return f"its folder {folder!r} is not on this node: name one that all nodes have, or a URI that Ray unpacks"
@@ -56,7 +57,7 @@ class Ranks:
             files = AttemptFiles(_logs() / plan.logs / part.ray_node)
             files.prune({(plan.job, plan.attempt)})
             files.prepare((plan.job, plan.attempt))
-            # In this thread, which lives as long as the actor: the keeper ends when the thread does that started it.
+            # In this thread, which lives as long as the actor: the keeper ends when the thread that started it ends.
             keeper, heard = spawn(_plan(plan, part, folder, files))
         except OSError as error:
             return f"it could not be started: {error}"
@@ -71,12 +72,12 @@ class Ranks:
         return failed or f"its keeper has failed: {files.complaint((plan.job, plan.attempt))}"
 
     async def ended(self) -> str:
-        """Why it failed, once nothing of it runs any more; nothing where it did not."""
+        """Waits until none of the ranks runs any more; returns why they failed, "" if they did not."""
         await self._gone.wait()
         return self._failed
 
     async def stop(self, grace_s: float) -> None:
-        """Returns when nothing of it runs any more."""
+        """Ends the ranks; returns when none of them runs any more."""
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGUSR1, KILL_S), (signal.SIGKILL, KILL_S)):
             if self._keeper is not None and not self._gone.is_set():
                 ask(self._keeper, number)
@@ -127,9 +128,9 @@ def _plan(plan: RayPlan, part: Part, folder: str, files: AttemptFiles) -> Plan:
 
 
 def _for_actors(env: Mapping[str, str]) -> dict[str, str]:
-    """What has the actors of a rank that calls `ray.init()` know the controller, as Ray tells jobs of its own.
+    """Variables by which the actors of a rank that calls `ray.init()` know the controller, as in jobs of Ray's own.
 
-    They have their nodes' environment, and a loop may be in one of them. A rank that tells them so itself may.
+    Else actors have their nodes' environment, and a training loop may be in one of them. A rank may tell them itself.
     """
     controller = {name: value for name, value in env.items() if name.startswith("ROLLMUX_")}
     config = {"runtime_env": {"env_vars": controller | {"ROLLMUX_RANK": "0"}}, "metadata": {}}

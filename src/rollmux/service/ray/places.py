@@ -1,7 +1,8 @@
 """Which node of Ray's each node of ours is, and which rank of a job runs where.
 
-A node of ours is named to Ray by a resource, of which it takes one unit, by an address, or by an id. Where several have
-the same resource, as the pods of one worker group do, each gets a unit of its own and stays there as long as it lives.
+A node of ours is named to Ray by a resource, of which it takes one unit, by an address, or by an id. If several of ours
+name the same resource, as for the pods of one worker group, each gets a unit of its own, and stays at that Ray node as
+long as the Ray node lives.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,13 +17,13 @@ from rollmux.service.ray.wire import Part
 
 @dataclass(slots=True)
 class Places:
-    """Where nodes are. `at` is what was found last, and what is stuck to."""
+    """Where our nodes are. `at` has Ray's node for each that was found last: it stays there if it can."""
 
     means: Mapping[str, Means]
     at: dict[str, str] = field(default_factory=dict)
 
     def find(self, wanted: Iterable[str], there: Sequence[RayNode]) -> dict[str, str]:
-        """Of these nodes of ours those that are there now, and their Ray nodes. Remembers them."""
+        """Ray's node for each of these nodes of ours that is there now; remembers them."""
         alive = {node.id: node for node in there}
         free = {node.id: dict(node.resources) for node in there}
         names = {node: self._name(node) for node in wanted}

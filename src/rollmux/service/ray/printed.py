@@ -12,7 +12,7 @@ MOST_RANKS = 16
 
 
 async def printed(ray: RayGateway, intent: Intent, logs: str, lines: int) -> list[str]:
-    """The last lines of the first ranks; of several, each has its share, behind its number."""
+    """The last lines of the first ranks; if there are several, each has its share, after its number."""
     ranks = range(min(len(intent.ranks), MOST_RANKS, lines))
     tails = await asyncio.gather(*[_tail(ray, intent, rank, logs, lines // len(ranks)) for rank in ranks])
     if len(intent.ranks) == 1:
@@ -34,5 +34,5 @@ async def _tail(ray: RayGateway, intent: Intent, rank: int, logs: str, lines: in
 
 
 async def _lines(text: str, most: int) -> list[str]:
-    """Beside the loop: megabytes in colour take a third of a second."""
+    """Cuts lines beside the event loop: megabytes in colour take a third of a second."""
     return await asyncio.to_thread(last_lines, text, most)

@@ -1,6 +1,7 @@
-"""The program that Ray runs where an attempt has ended without a word: ends what is left of it, node by node.
+"""The program that Ray runs if an attempt has ended without a word: ends what is left of it, node by node.
 
-What belongs to it is known by its environment. It succeeds when nothing is left on any of its nodes that live.
+Processes of the attempt are known by their environment. The program succeeds when nothing is left on any of the
+attempt's nodes that live.
 """
 
 import os
@@ -16,7 +17,7 @@ from rollmux.service.local import memory
 from rollmux.service.local.process_tree import Process, descendants, environ, everything, send
 from rollmux.service.ray.wire import KEEPER, SUBMISSION
 
-# What Ray itself is about to end has so long.
+# How long to wait for Ray, which may be about to end these processes itself.
 KINDLY_S = 3.0
 ROUND_S = 0.1
 NODE_S = 60.0
@@ -62,7 +63,7 @@ def main() -> None:
     for node, call in calls.items():
         try:
             print(f"node {node}: {ray.get(call, timeout=NODE_S)} processes were ended")
-        except RayError as error:  # where the node is gone meanwhile, the next sweep does without it
+        except RayError as error:  # if the node is gone meanwhile, the next sweep does without it
             print(f"node {node}: {error}")
             failed = True
     sys.exit(1 if failed else 0)

@@ -1,6 +1,6 @@
 """What the launcher and its program on Ray say to each other: a plan by the environment, words by what is printed.
 
-Without any part of Ray's, so that the controller needs none.
+Nothing of Ray is imported here, so that the controller needs no Ray.
 """
 
 import json
@@ -25,11 +25,11 @@ SUBMISSION, KEEPER = "ROLLMUX_SUBMISSION", "ROLLMUX_KEEPER"
 
 _PLAN = "ROLLMUX_PLAN"
 # Ray hands a whole environment on as JSON, in one argument and in one variable: Linux takes 128 KiB for each, and Ray
-# adds words of its own. Where it is longer Ray starts nothing, and never says so.
+# adds words of its own. If the environment is longer, Ray starts nothing, and never says so.
 MOST_ENV = 120_000
 _MARK = "rollmux: "
 LOG_BYTES = 2**23
-# Beyond the grace, for what nobody can refuse to end. Then Ray ends the program, and its nodes are swept.
+# How long the program has, beyond the grace, to kill its processes. Then Ray ends it, and its nodes are swept.
 STOP_S = 40.0
 
 
@@ -40,7 +40,7 @@ class Part:
     ray_node: str
     ranks: dict[int, str]
     cores: tuple[int, ...] = ()
-    devices: dict[int, tuple[str, ...]] = field(default_factory=dict)  # whoever is not in it sees whatever there is
+    devices: dict[int, tuple[str, ...]] = field(default_factory=dict)  # a rank that is not in it sees all
     memory_bytes: int | None = None
 
 
@@ -53,7 +53,7 @@ class RayPlan:
     job: str
     attempt: int
     command: tuple[str, ...]
-    folder: str  # nothing: the working directory that Ray has unpacked
+    folder: str  # "": the working directory that Ray has unpacked
     env: dict[str, str]
     processes: int
     log_bytes: int
@@ -84,7 +84,7 @@ def as_env(plan: RayPlan) -> dict[str, str]:
 
 
 def wish_of(attempt: Attempt, name: str, logs: str, parts: tuple[Part, ...], grace_s: float) -> Wish:
-    """What Ray is asked for, or LaunchFailed where that is more than it can be told."""
+    """What to ask of Ray. Raises LaunchFailed if that is longer than Ray can take."""
     submission = attempt.submission
     unpacked = "://" in submission.folder
     plan = RayPlan(
@@ -126,7 +126,7 @@ def _part(data: dict[str, Any]) -> Part:
 
 
 def say(**what: object) -> None:
-    """For the launcher, which reads what is printed."""
+    """Prints a word for the launcher, which reads what is printed."""
     print(_MARK + json.dumps(what), flush=True)
 
 
