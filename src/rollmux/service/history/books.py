@@ -17,7 +17,7 @@ HOUR_S = 3600.0
 
 
 def shares(group: Group, cluster: Cluster) -> dict[str, float]:
-    """An hour of a group's nodes, split among its tenants as their prices alone would be: all save the same part."""
+    """The price of a group's hour, split among its jobs in proportion to their prices alone: all save the same part."""
     alone = {member.job.id: member.job.usd_per_hour(cluster) for member in group.members}
     whole, usd = sum(alone.values()), group.usd_per_hour(cluster)
     if not whole:
@@ -26,7 +26,7 @@ def shares(group: Group, cluster: Cluster) -> dict[str, float]:
 
 
 class Account(msgspec.Struct):
-    """One job's. What is known of a job that lives is read from its record; it is kept here once the job is over."""
+    """The account of one job. What a living job's record says is read there; it is kept here once the job is over."""
 
     job: str
     submitted: float
@@ -34,8 +34,8 @@ class Account(msgspec.Struct):
     parts: dict[str, float] = {}
     counted_to: float = 0.0
     node_s: dict[str, float] = {}
-    state: str = ""  # as was told last
-    since: float | None = None  # it is so; where an older release has told it nobody knows
+    state: str = ""  # the job's state that was told last
+    since: float | None = None  # since when it is in this state; None if an older release has told it
     ended: float | None = None
     how: str = ""
     done: int = 0
@@ -61,7 +61,7 @@ class Account(msgspec.Struct):
         self.counted_to = now
 
     def follow(self, record: JobRecord, cluster: Cluster) -> None:
-        """What the record says now."""
+        """Takes over what the record says now."""
         job = record.job
         self.done, self.iterations = record.progress.synced, job.iterations
         self.slowdown = record.progress.slowdown
@@ -72,8 +72,8 @@ class PoolBook(msgspec.Struct):
     """One pool's node-seconds."""
 
     used_s: dict[str, float]  # by what was done
-    nodes: int = 0  # that there are
-    pinned: int = 0  # of these, those that jobs are pinned to
+    nodes: int = 0  # how many there are
+    pinned: int = 0  # to how many of these jobs are pinned
     there_s: float = 0.0
     pinned_s: float = 0.0
     counted_to: float = 0.0
@@ -90,7 +90,7 @@ class Books(msgspec.Struct):
     since: float
     accounts: dict[str, Account]
     pools: dict[str, PoolBook]
-    usd: float = 0.0  # of all jobs
+    usd: float = 0.0  # what all jobs have cost
     usd_per_hour: float = 0.0
     counted_to: float = 0.0
     forgotten_usd: float = 0.0
@@ -108,7 +108,7 @@ class Books(msgspec.Struct):
         account.node_s[pool] = account.node_s.get(pool, 0.0) + node_s
 
     def pinned(self, now: float, group_id: str, parts: dict[str, float], before: Iterable[str]) -> None:
-        """From now on these jobs bear these parts of a group's hour; `before` are those that may have borne some."""
+        """From now on these jobs bear these parts of a group's hourly price; `before` may have borne some until now."""
         for job_id in dict.fromkeys((*before, *parts)):
             account = self.accounts[job_id]
             part = parts.get(job_id)
@@ -121,7 +121,7 @@ class Books(msgspec.Struct):
                 account.parts[group_id] = part
 
     def costs(self, now: float, usd_per_hour: float) -> None:
-        """From now on all that jobs are pinned to costs so much."""
+        """From now on all nodes that jobs are pinned to cost so much."""
         if usd_per_hour != self.usd_per_hour:
             self.usd = self.usd_at(now)
             self.counted_to, self.usd_per_hour = now, usd_per_hour

@@ -52,7 +52,7 @@ class _Node(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """One that is lost and that no job is pinned to is only remembered as drained."""
+        """Whether the books count it. A lost node that no job is pinned to is only remembered as drained."""
         return bool(self.group) or self.state != NodeState.LOST.value
 
 
@@ -61,10 +61,10 @@ class History:
 
     def __init__(self, state: ClusterState, saved: Any = None) -> None:
         self.state = state
-        # Hears how long each phase has waited for its nodes; of one that goes on after a pause that is not told.
+        # Called with how long each phase has waited for its nodes, but not for a phase that goes on after a pause.
         self.waited: Callable[[PhaseKind, float], object] = lambda *_: None
         self.news: deque[News] = deque(maxlen=MOST_NEWS)
-        self.news_after = state.ledger.seq  # of all later records the news are here
+        self.news_after = state.ledger.seq  # `news` has the news of all later records
         self._changes: list[Change] = []
         self._records = dict(state.jobs)
         self._groups: dict[str, Group] = {}
@@ -87,7 +87,7 @@ class History:
         self._nodes = {name: _seen(record) for name, record in self.state.book.nodes.items()}
 
     def _begin(self, now: float) -> None:
-        """With what there is at this moment."""
+        """Begins the books with what there is at this moment."""
         self.books = Books.begun(self.state.cluster, now)
         self.spans = Spans(self.books.used)
         for record in self.state.jobs.values():
@@ -157,7 +157,7 @@ class History:
         self._see_nodes(now, (said.node,))
 
     def _of_all(self, now: float, event: ev.NodeLost | ev.Tick) -> None:
-        """It may concern any job."""
+        """An event that may concern any job."""
         live = {epoch for weave in self.state.weaves.values() for epoch in weave.leases}
         for epoch in [epoch for epoch in self.spans.open if epoch not in live]:
             self._end(epoch, "gone", now)
@@ -298,7 +298,7 @@ class History:
             self._tell("job", job_id, state=account.state, group=record.group_id, reason=reason, attempt=record.attempt)
 
     def _see_groups(self, now: float) -> None:
-        """Who is pinned where, and what that costs."""
+        """Sees which jobs are pinned to which nodes now, and what that costs."""
         groups, cluster = self.state.groups, self.state.cluster
         if self._groups == groups:
             return
@@ -319,7 +319,7 @@ class History:
         self._see_nodes(now, touched)
 
     def _forget_the_oldest(self) -> None:
-        """Jobs that the machine remembers no more."""
+        """Forgets the jobs that the machine remembers no more."""
         for job_id in self.state.forgotten(self.books.accounts):
             self.books.forget(job_id)
 
@@ -363,7 +363,7 @@ def _jobs(group: Group | None) -> list[str]:
     return [member.job.id for member in group.members] if group is not None else []
 
 
-# None: only its commands are of interest.
+# What hears which event; None: only the commands that follow from the event are of interest.
 _HEARD: dict[type, Callable[..., None] | None] = {
     ev.JobSubmitted: History._submitted,
     ev.JobStarted: History._of_job,
@@ -390,7 +390,7 @@ _HEARD: dict[type, Callable[..., None] | None] = {
     ev.ClusterChanged: History._cluster_changed,
     ev.Tick: History._of_all,
 }
-# After these jobs may be pinned elsewhere.
+# After an event that one of these hears, jobs may be pinned to other nodes.
 _AROUND = {
     History._submitted,
     History._of_job,

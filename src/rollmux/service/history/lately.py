@@ -1,4 +1,4 @@
-"""What the latest phases of some jobs took: what their pace in company can be told from."""
+"""How long the latest phases of some jobs took: from this their pace beside each other can be forecast."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -6,17 +6,17 @@ from rollmux.mux.forecast import Taken
 from rollmux.mux.job import PhaseKind
 from rollmux.service.history.spans import Span
 
-# So many iterations of each job tell how its phases vary; with fewer than the least, chance tells as much.
+# How many iterations of each job are taken to tell how its phases vary; with fewer than the least, this may be chance.
 MOST, LEAST = 32, 4
-# Phases that count: one that has paused is over in parts.
+# How phases that count have ended: a phase that has paused is in several spans.
 _COUNT = ("finished", "paused")
 _KINDS = tuple(kind.value for kind in PhaseKind)
 
-_Seconds = dict[tuple[int, int], dict[str, float]]  # by attempt, iteration and kind: another attempt does it anew
+_Seconds = dict[tuple[int, int], dict[str, float]]  # by attempt (another one does an iteration anew), iteration; kind
 
 
 def taken_lately(latest_first: Iterable[Span], jobs: Collection[str]) -> Mapping[str, tuple[Taken, ...]] | None:
-    """The latest whole iterations of each of these jobs; None where one of them has made too few.
+    """The latest whole iterations of each of these jobs; None if one of them has made too few.
 
     A job's first iteration is left out: it compiles, and fills caches.
     """
@@ -26,7 +26,7 @@ def taken_lately(latest_first: Iterable[Span], jobs: Collection[str]) -> Mapping
         if span.job not in open_jobs or span.kind not in _KINDS or span.how not in _COUNT or not span.iteration:
             continue
         mine, key = found[span.job], (span.attempt, span.iteration)
-        if key not in mine and len(mine) > MOST + 1:  # one may be under way: it is not whole
+        if key not in mine and len(mine) > MOST + 1:  # one more: the one under way is not whole
             open_jobs.remove(span.job)
             if not open_jobs:
                 break

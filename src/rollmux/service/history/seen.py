@@ -24,7 +24,7 @@ from rollmux.service.history.books import HOUR_S, Account
 from rollmux.service.history.spans import BUSY, LOST, SWITCH, Open, Span
 from rollmux.service.steps import Steps
 
-# Phases that one answer holds at most: they are made into bytes in one go, in some milliseconds.
+# The most phases in one answer: they are made into bytes in one go, in some milliseconds.
 MOST_SHOWN = 4_000
 # More jobs than are remembered.
 ALL_ENDED = 10**9
@@ -133,7 +133,7 @@ def pools(controller: Controller, now: float) -> tuple[PoolView, ...]:
 
 
 def news_for(news: News, name: Names) -> News:
-    """What a caller may hear of it: of others' jobs only which nodes they hold, and when."""
+    """What a caller may hear of these news: of others' jobs only which nodes they hold, and when."""
     changes = [_told(change, name) for change in news.changes]
     return News(news.seq, news.at, tuple(change for change in changes if change is not None))
 
@@ -167,7 +167,7 @@ def _held(controller: Controller, account: Account, now: float, under_way: Itera
 
 
 def _owners(controller: Controller, tenant: str | None) -> Callable[[Span | Open], str]:
-    """What this tenant (None: everybody) hears of whose a phase is. A name may have been another's job's before."""
+    """By which name of its job this tenant (None: sees all) hears of a phase. The name may be an older job's, too."""
     name, since = controller.names(tenant), controller.since
     return lambda span: ANOTHERS if tenant is not None and span.began < since(span.job) else name(span.job)
 
@@ -185,7 +185,7 @@ def _under_way(span: Open, job: str) -> SpanView:
 def _seen(
     span: Span | Open, job: str, uses: tuple[UseView, ...], *, ended: float | None, how: str, fenced: bool
 ) -> SpanView:
-    """How far a stranger's job is, and how long it waits, is no one's business."""
+    """A phase as a view. It does not tell how far another tenant's job is, nor how long it has waited."""
     mine = job == span.job
     return SpanView(
         span.epoch,

@@ -7,7 +7,7 @@ import msgspec
 
 from rollmux.mux.commands import Lease
 
-# Phases that are remembered: an hour of ten a second, some 10 MB.
+# How many phases are remembered: an hour of ten phases a second, some 10 MB.
 MOST_SPANS = 36_000
 
 # What is done on a node that is held.
@@ -16,7 +16,7 @@ Use = tuple[str, float, float]  # a node, from when to when
 
 
 class Span(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A phase that is over. There are so many that the garbage collector is to leave them alone."""
+    """A phase that is over. There are so many of them that the garbage collector is to leave them alone."""
 
     epoch: int
     job: str
@@ -45,7 +45,7 @@ class Open(msgspec.Struct):
     pool: str  # of its nodes
     iteration: int
     attempt: int
-    nodes: dict[str, float]  # those that it holds, since when
+    nodes: dict[str, float]  # the nodes that it holds, and since when
     waited_s: float
     began: float
     load: bool
@@ -91,19 +91,19 @@ class Spans:
         self.waits[job, kind] = now
 
     def waited(self, job: str, kind: str, now: float) -> float:
-        """How long a phase has waited that waits no more."""
+        """Ends the wait of a phase; returns how long it has waited."""
         return now - self.waits.pop((job, kind), now)
 
     def begin(self, span: Open) -> None:
         self.open[span.epoch] = span
 
     def does(self, span: Open, what: str, now: float) -> None:
-        """From now on something else is done on its nodes."""
+        """From now on this is done on the phase's nodes."""
         self._settle(span, now)
         span.does = what
 
     def holds(self, span: Open, nodes: Iterable[str], now: float) -> bool:
-        """From now on it holds these nodes; whether those are others than before."""
+        """From now on the phase holds these nodes; returns whether they are others than before."""
         wanted = dict.fromkeys(nodes)
         if wanted.keys() == span.nodes.keys():
             return False
@@ -113,7 +113,7 @@ class Spans:
         return True
 
     def end(self, epoch: int, how: str, now: float) -> Span | None:
-        """It holds nothing any more; None where it is not under way."""
+        """Ends a phase, which holds nothing any more; None if it is not under way."""
         span = self.open.pop(epoch, None)
         if span is None:
             return None

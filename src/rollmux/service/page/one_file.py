@@ -13,7 +13,7 @@ def asset(package: str, name: str) -> str:
 
 
 def joined(scripts: Iterable[str]) -> str:
-    """One closed script of these, in their order: each uses what stands before it."""
+    """Joins these into one closed script, in their order: each uses what stands before it."""
     return f'(() => {{\n"use strict";\n{"".join(scripts)}}})();\n'
 
 

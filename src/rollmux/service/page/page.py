@@ -1,12 +1,12 @@
 """The live page as one file, and the policy under which a browser shows it.
 
-It holds no data: that it fetches from the controller which it came from, with the token that its reader has. Nothing
-but its own style and script, known by their hashes, is ever run, and it may speak to nobody else.
+The page holds no data: it fetches data from the controller that it came from, with its reader's token. Only its own
+style and script, known by their hashes, are ever used, and it may speak to nobody else.
 """
 
 from rollmux.service.page.one_file import asset, filled, joined, source
 
-# In the order in which they are joined into one script: each uses what stands before it.
+# These are joined into one script, in this order: each uses what stands before it.
 SCRIPTS = ("elements.js", "dom.js", "store.js", "link.js", "panels.js", "gantt.js", "live.js")
 
 
