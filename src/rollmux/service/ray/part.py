@@ -24,8 +24,8 @@ from rollmux.system import Watched
 START_S = 60.0
 KILL_S = 30.0
 VANISHED = "its processes vanished, killed from outside"
-# Variables that Ray sets for its own workers. Ranks are no such workers: they have reserved nothing, and have what their
-# nodes have.
+# Variables that Ray sets for its own workers. Ranks are no such workers: they have reserved nothing, and have what
+# their nodes have.
 _OF_RAY = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
