@@ -1,4 +1,4 @@
-"""From the environment to a job at work: submits it where that is wanted, and waits until it has its place."""
+"""From the environment to a job at work: submits the job if the script wants that, and waits for the job's place."""
 
 import os
 import socket
@@ -21,9 +21,10 @@ from rollmux.errors import InvalidSpec, Problem, RollmuxError
 from rollmux.protocol.addresses import is_address
 from rollmux.protocol.messages import Attach, Attached, Done, Leave
 
-# Whoever waits asks no more often.
+# A waiting script asks no more often than this.
 LEAST_WAIT_S = 0.1
-# What a launcher needs to know. Who connects by itself is the job already: nothing is to be launched.
+# The keys of a job that only a launcher needs. A script that connects by itself is the job already, so these are left
+# out.
 _LAUNCHED = ("command", "env", "folder", "ranks_per_process")
 
 
@@ -52,7 +53,7 @@ def connect(
     profile: int = 3,
     transport: httpx.BaseTransport | None = None,
 ) -> Mux:
-    """This process's part in the cluster; where there is no controller in the environment, all runs straight through.
+    """This process's part in the cluster. If the environment names no controller, all runs straight through.
 
     `job` is a name, or a whole job (data, or the path of a YAML file) that is submitted first unless the environment
     names one. Waits for the job's place. `patience_s` is how long a controller may be away before Unreachable is
@@ -89,7 +90,7 @@ def _place(
     rank: int | None,
     processes: int | None,
 ) -> Place:
-    """What was said, and for the rest the environment."""
+    """What the arguments say, and the environment where they say nothing."""
     each = _number("ROLLMUX_RANKS_PER_PROCESS") or 1
     if rank is None:
         number = _number("ROLLMUX_RANK")
@@ -109,9 +110,9 @@ def _place(
 
 
 def _below(number: int, each: int) -> int:
-    """Which of the ranks this is that one of the controller's processes has started, torchrun say.
+    """Which of the ranks below one process of the controller's this is, where torchrun, say, has started several.
 
-    Two that were the same would take its place from each other.
+    Two ranks with the same number would take the rank's place from each other.
     """
     place, there = _local_rank(), _number("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
     if each == 1:
@@ -130,15 +131,15 @@ def _below(number: int, each: int) -> int:
 
 
 def _local_rank() -> int | None:
-    """As whoever has started several here counts them. LOCAL_RANK may be 0 for all, where each sees one GPU alone."""
+    """This rank as torchrun, say, counts those here. LOCAL_RANK may be 0 for all, if each sees only one GPU."""
     rank, there = _number("RANK"), _number("LOCAL_WORLD_SIZE")
     return rank % there if rank is not None and there else _number("LOCAL_RANK")
 
 
 def _require_alone(number: int, place: int | None) -> None:
-    """Where a job says nothing of ranks each process of the controller's is one, and the first below it may be it."""
+    """If the job says nothing of ranks, each process of the controller's is one: only the first below it may be it."""
     started, world, rank = (_number(name) for name in ("ROLLMUX_PROCESSES", "WORLD_SIZE", "RANK"))
-    # Who says no LOCAL_WORLD_SIZE is no torchrun: some of the job's processes may have a world of their own.
+    # Without LOCAL_WORLD_SIZE there is no torchrun: some of the job's processes may have a world of their own.
     is_another = _number("LOCAL_WORLD_SIZE") is not None and rank not in (None, number)
     if started and world and place and (started < world or is_another):
         limit = f"0 where each of the {started} that the controller has started is one process of the job"
@@ -149,21 +150,21 @@ def _require_alone(number: int, place: int | None) -> None:
 
 
 def _require_address(url: str) -> None:
-    """A call to something else would be repeated for as long as a controller may be away."""
+    """Raises InvalidSpec for no address: a call to it would be repeated for as long as a controller may be away."""
     if not is_address(url):
         remedy = "write it with http:// or https://"
         raise InvalidSpec("connection", (Problem("ROLLMUX_URL", url, "like http://machine:8421", remedy),))
 
 
 def _require_token(token: str) -> None:
-    """Nor does a header hold everything. What it is may be half a secret: it is not told."""
+    """Raises InvalidSpec for a token that a header can't hold. The error does not show it: it may be half a secret."""
     if not (token.isascii() and token.isprintable()):
         remedy = "copy it as it was shown"
         raise InvalidSpec("connection", (Problem("ROLLMUX_TOKEN", "...", "letters, digits and signs", remedy),))
 
 
 def _number(*names: str) -> int | None:
-    """The first of these that the environment has."""
+    """The first of these variables that the environment has, as a number."""
     for name in names:
         text = os.environ.get(name)
         if text:
@@ -188,7 +189,7 @@ def _submit(wire: Wire, job: object, processes: int) -> str:
     if isinstance(data, Mapping) and not isinstance(data.get("name"), str):
         from rollmux.protocol.job_file import read_job  # noqa: PLC0415  it knows YAML, too
 
-        read_job(data, subject)  # all that is wrong: the controller can't be asked without a name
+        read_job(data, subject)  # raises with all that is wrong: without a name the controller can't be asked
     if not isinstance(data, Mapping) or not isinstance(data.get("name"), str):
         remedy = (
             "set ROLLMUX_JOB, or give connect(job=...) a name, a dict or the path of a YAML file; to run without the "
@@ -198,20 +199,20 @@ def _submit(wire: Wire, job: object, processes: int) -> str:
     mine = {key: value for key, value in data.items() if key not in _LAUNCHED}
     try:
         wire.post("/v1/jobs", {**mine, "processes": processes}, Done)
-    except (TypeError, ValueError):  # something of it is no JSON, as nan or a number of NumPy's
+    except (TypeError, ValueError):  # a value is no JSON, such as nan or a number of NumPy's
         from rollmux.protocol.job_file import read_job  # noqa: PLC0415  as above
 
-        read_job(data, subject)  # which it is
+        read_job(data, subject)  # raises with which value it is
         raise
     return str(data["name"])
 
 
 def _attached(wire: Wire, name: str, place: Place, wait_s: float, instance: str) -> Attached:
-    """Where the script is ended while it waits, Ctrl-C say, its job is not to wait on without it."""
+    """Waits for the job's place. If the script is ended meanwhile, by Ctrl-C say, its job leaves the line too."""
     try:
         return _attach(wire, name, place, wait_s, instance)
     except RollmuxError:
-        raise  # the controller's own word, or none
+        raise  # the controller has said so itself, or has not answered
     except BaseException as error:
         if place.attempt is None:
             leave = Leave(0, sendable(reason_of(error)), place.rank, instance)
@@ -221,7 +222,7 @@ def _attached(wire: Wire, name: str, place: Place, wait_s: float, instance: str)
 
 
 def _attach(wire: Wire, name: str, place: Place, wait_s: float, instance: str) -> Attached:
-    """Waits for the job's place, however long that takes, and says why."""
+    """Waits for the job's place, however long that takes, and says why it waits."""
     said, parked_s = Saying("waiting for a place"), min(wait_s, FIRST_WAIT_S)
     while True:
         call = Attach(instance, place.rank, place.processes, place.attempt, parked_s)

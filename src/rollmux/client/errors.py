@@ -17,7 +17,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def sendable(reason: str) -> str:
-    """What of it a message takes: errors may be longer than a call, and names of files in them no text."""
+    """The part of a reason that fits a message: errors may be longer than a call, and may name files in bytes."""
     return reason[:MOST_REASON].encode(errors="backslashreplace").decode()
 
 

@@ -1,7 +1,7 @@
 """YAML files as plain data. No key may be there twice: YAML would keep the last one in silence.
 
-A file that is of another kind than its reader wants is named: each of its keys would be a problem, and none the cause.
-What is said beside a file (`optimiser.rate=1e-4`) counts as if it stood there.
+If a file is of another kind than its reader wants, the error says which: else each of its keys would be a problem, and
+none the cause. What is said beside a file (`optimiser.rate=1e-4`) counts as if it stood in the file.
 """
 
 import re
@@ -15,7 +15,7 @@ from rollmux.errors import InvalidSpec, Problem
 
 TO_SUBMIT, TO_TRAIN, CLUSTER = "rollmux submit", "rollmux train", "--cluster"
 
-# Keys that only files for this have: its own, or those of a part.
+# For each kind of file, keys that only such files have: keys of the file itself, or of a part.
 _SIGNS = {
     TO_SUBMIT: {"slo", "command"},
     TO_TRAIN: {"task", "objective", "warmup", "optimiser"},
@@ -37,8 +37,8 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what the loader would take for something else than a text, and escapes line breaks that are not ASCII's:
-    in any other form they are read as those are."""
+    """Quotes texts that the loader would take for something else, and escapes line breaks that are not ASCII's: YAML
+    would read them as ASCII's."""
 
     def represent_str(self, text: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", text, '"' if _BREAKS & set(text) else None)
@@ -47,7 +47,7 @@ class _Dumper(yaml.SafeDumper):
 _BREAKS = set("\x85\u2028\u2029")
 _Dumper.add_representer(str, _Dumper.represent_str)
 
-# JSON's numbers are YAML's since 1.2; what reads 1.1 takes 2e-05 for a text.
+# Since YAML 1.2 JSON's numbers are numbers; this library reads YAML 1.1, and would take 2e-05 for a text.
 for _each in (_Loader, _Dumper):
     _each.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -57,8 +57,8 @@ for _each in (_Loader, _Dumper):
 
 
 def read_plain(path: Path, subject: str, wanted: str = "", changes: Sequence[str] = ()) -> object:
-    """What the file holds with these changes, or InvalidSpec about this subject, also where it is for something else
-    than is wanted."""
+    """What the file holds, with these changes. Raises InvalidSpec about this subject, also if the file is for something
+    else than is wanted."""
     with path.open(encoding="utf-8-sig") as file:
         content = _loaded(file, subject, "content")
     meant = _meant(content)
@@ -76,7 +76,7 @@ def written_plain(data: Mapping[str, Any]) -> str:
 
 
 def _changed(content: object, change: str, subject: str) -> dict[str, Any]:
-    """The content with `KEY=VALUE`, where dots lead to a part's key, and the value is written as in the file."""
+    """The content with the change `KEY=VALUE`: dots lead to a part's key, and the value is written as in the file."""
     key, is_said, value = change.partition("=")
     *parts, last = key.split(".")
     if not is_said or not all((*parts, last)):
@@ -93,7 +93,7 @@ def _changed(content: object, change: str, subject: str) -> dict[str, Any]:
 
 
 def _part(content: object, name: str, change: str, subject: str) -> dict[str, Any]:
-    """A copy: the content may be of an anchor, which stands at several places."""
+    """A copy of a part's keys: an anchor's content stands at several places, and only one of them is to change."""
     if content is None:
         return {}
     if isinstance(content, dict):
@@ -111,7 +111,7 @@ def _meant(content: object) -> list[str]:
 
 def _loaded(text: str | TextIO, subject: str, place: str) -> object:
     try:
-        # A subclass of the safe loader. ValueError: dates and numbers that YAML takes for such, and bad UTF-8.
+        # A subclass of the safe loader. ValueError: what looks like a date or a number and is none, and bad UTF-8.
         return yaml.load(text, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = Problem(place, _why(error), "well-formed YAML in UTF-8", "mend it there")
@@ -119,7 +119,7 @@ def _loaded(text: str | TextIO, subject: str, place: str) -> object:
 
 
 def _why(error: Exception) -> str:
-    """What is wrong, and where: short enough to be shown whole."""
+    """What is wrong, and where, in one short line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return " ".join(str(error).split())
     mark = error.problem_mark
