@@ -1,4 +1,4 @@
-"""What commands read of clusters."""
+"""How commands read the files of clusters."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from rollmux.protocol.cluster_file import ClusterFile, read_cluster_file
 
 
 def load_cluster(path: Path | None) -> Cluster:
-    """The cluster of this file; without one the paper's."""
+    """The cluster of this file; without a file, the paper's cluster."""
     return load_cluster_file(path).cluster
 
 
 def load_cluster_file(path: Path | None) -> ClusterFile:
-    """The same with what its nodes have; of the paper's cluster nobody knows."""
+    """The cluster with what its nodes have of their machines, which is not known of the paper's cluster."""
     if path is None:
         return ClusterFile(PAPER_CLUSTER)
     with refusals():

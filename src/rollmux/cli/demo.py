@@ -37,7 +37,7 @@ from rollmux.report.trace import chrome_trace
 # A controller's answer holds 4,000 phases of the past, and a step of two jobs that share nodes is up to ten.
 STEPS, MOST_STEPS = 30, 400
 VIRTUAL: dict[str, Any] = {"rich_help_panel": "With --virtual"}
-SHOWN_S = 10  # of the past, on a terminal
+SHOWN_S = 10  # how much of the past a terminal shows
 REPORT, TRACE = "report.html", "trace.json"
 
 
@@ -84,14 +84,14 @@ def demo(
 
 
 def _refuse(when: str, options: dict[str, object]) -> None:
-    """None of these means anything here."""
+    """Refuses options that mean nothing here."""
     for name, value in options.items():
         if value:
             raise typer.BadParameter(f"{name} goes {when} --virtual")
 
 
 def _engine(name: str) -> Engine:
-    """The one that was asked for; else `slots`, or what there is without torch."""
+    """The engine that was asked for; else `slots`, or `replay` if there is no torch."""
     if name:
         require_name("engine", name, tuple(each.value for each in Engine))
     has_torch = find_spec("torch") is not None
@@ -107,7 +107,7 @@ def _engine(name: str) -> Engine:
 
 
 def _folder(out: Path | None) -> Path:
-    """A new one: no run is written over another."""
+    """A new folder, so that no run is written over another."""
     if out is not None:
         if out.is_dir() and any(out.iterdir()):
             raise typer.BadParameter(f"--out {out}: it holds something; name a new folder")
@@ -122,12 +122,12 @@ def _folder(out: Path | None) -> Path:
 
 
 def _real(folder: Path, jobs: Sequence[DemoJob], as_json: bool) -> Figures:
-    """Each job on nodes of its own; then all of them on the nodes of one."""
+    """Runs each job on nodes of its own; then all of them on the nodes of one."""
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     shown = Console(stderr=True) if as_json else console()
     with run_refusals():
-        if jobs[0].engine is Engine.SLOTS:  # what is played takes the same time everywhere
+        if jobs[0].engine is Engine.SLOTS:  # jobs without a model take the same time everywhere
             jobs = _fitted(folder / "fit", jobs, shown)
         with _watched("each alone, on nodes of its own", shown) as look:
             before = alone(folder, jobs, look)
@@ -141,12 +141,12 @@ def _real(folder: Path, jobs: Sequence[DemoJob], as_json: bool) -> Figures:
 
 
 def _leave(number: int, frame: object) -> None:
-    """As an interrupt does: on the way out all that was started is ended."""
+    """Ends the command as an interrupt does: on the way out all that was started is ended."""
     sys.exit(128 + number)
 
 
 def _fitted(folder: Path, jobs: Sequence[DemoJob], shown: Console) -> list[DemoJob]:
-    """The jobs as they are in all runs: of a size for this machine."""
+    """The jobs as they are in all runs, in a size that suits this machine."""
     shown.print("fitting the jobs to this machine", highlight=False)
     size, settings = fit(folder, [job.settings for job in jobs])
     shown.print(
@@ -158,14 +158,14 @@ def _fitted(folder: Path, jobs: Sequence[DemoJob], shown: Console) -> list[DemoJ
 
 
 def _phases(runs: Sequence[Measured]) -> Phases:
-    """What the owner says of either job, knowing how they went alone: they are of one kind."""
+    """The phases that the owner states for every job, by how all of them went alone: the jobs are of one kind."""
     seen = [(run, job) for run in runs for job in run.rewards]
     return Phases(*(median(s for run, job in seen for s in run.phase_s(job, kind)) for kind in ("rollout", "train")))
 
 
 @contextmanager
 def _watched(what: str, shown: Console) -> Iterator[Look]:
-    """A line for each run; on a terminal the clusters as `rollmux top` shows them."""
+    """Shows a line for each run; on a terminal also the clusters, as `rollmux top` shows them."""
     shown.print(what, highlight=False)
     if not shown.is_terminal:
         yield lambda seen: None

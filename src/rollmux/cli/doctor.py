@@ -18,7 +18,7 @@ from rollmux.cli.remote import CallRefused, Remote, Unknown, elsewhere, remote
 from rollmux.protocol.views import ClusterView, Health, Standing
 from rollmux.service.checkup.finding import Finding, Level, fail, ok, warn
 
-# Leases do not mind other clocks; tokens that run out, and people who read two logs, do.
+# Leases do not depend on the other machine's clock; tokens that run out, and people who read two logs, do.
 SKEW_S, LARGE_SKEW_S = 2.0, 300.0
 ANSWER_S = 10.0
 SAME_VERSION = "same version"
@@ -35,7 +35,7 @@ def doctor(
     journal: JournalUrl = "",
 ) -> None:
     """Check this machine, the controller's folder and the controller. The exit status is 1 if something can't work."""
-    from rollmux.service.checkup.folder import folder as folder_checks  # noqa: PLC0415  for other commands' sake
+    from rollmux.service.checkup.folder import folder as folder_checks  # noqa: PLC0415  others start faster without
     from rollmux.service.checkup.journal_server import journal_server  # noqa: PLC0415
     from rollmux.service.checkup.machine import machine  # noqa: PLC0415
 

@@ -19,7 +19,7 @@ from rollmux.trainer.job_file import read_job_file, read_trained
 if TYPE_CHECKING:
     from rollmux.trainer.evaluation import Answer
 
-# Of how far it is, where nobody looks on.
+# How many lines of progress are printed if standard error is no terminal.
 LINES = 10
 
 
@@ -43,7 +43,7 @@ def evaluate(
         settings = (read_trained if job.is_dir() else read_job_file)(job, changes or ())
     require_writable("--out", out)
     with torch_wanted():
-        from rollmux.trainer import evaluation  # noqa: PLC0415  torch, for whoever computes
+        from rollmux.trainer import evaluation  # noqa: PLC0415  it needs torch
     answers = list["Answer"]()
     try:
         with run_refusals(), _bar(shown=not as_json) as advanced:
@@ -64,7 +64,7 @@ def evaluate(
 
 @contextmanager
 def _bar(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """How many answers there are, of how many: a bar in a terminal, else a line every now and then."""
+    """Shows how many of the answers there are: by a bar in a terminal, else by a line every now and then."""
     screen = Console(stderr=True)
     if shown and not screen.is_terminal:
         yield _line
@@ -81,11 +81,11 @@ def _line(done: int, total: int) -> None:
 
 
 def _keep(answers: "list[Answer]", out: Path) -> None:
-    """Those of an evaluation that is broken off, too: they may have taken hours."""
+    """Writes the answers, also those of an evaluation that is broken off: they may have taken hours."""
     lines = [json.dumps(asdict(each)) for each in sorted(answers, key=lambda each: (each.prompt, each.sample))]
     write_text("\n".join([*lines, ""]), out)
 
 
 def _failures(answers: "list[Answer]") -> list[str]:
-    """The first of them is an example."""
+    """The first answer that failed, as an example of all."""
     return [f"The first that failed: {each.failed}" for each in answers if each.failed][:1]

@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def load_workload(name_or_path: str, seed: int) -> Workload:
-    """The workload of this generator with this seed, or of this file; BadParameter where it is neither."""
+    """The workload of this generator with this seed, or of this file. Raises BadParameter if it is neither."""
     if name_or_path in GENERATORS:
         return GENERATORS[name_or_path](seed)
     return _read("workload", name_or_path, GENERATORS, read_workload)
 
 
 def load_setup(name_or_path: str) -> Setup:
-    """The shipped setup of this name, or that of this file; BadParameter where it is neither."""
+    """The shipped setup of this name, or the setup in this file. Raises BadParameter if it is neither."""
     return SETUPS.get(name_or_path) or _read("setup", name_or_path, SETUPS, read_setup)
 
 

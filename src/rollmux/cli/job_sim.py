@@ -54,7 +54,7 @@ def job_sim(
 
 
 def _systems(text: str) -> dict[str, System]:
-    """Those named, after the one that all are held against."""
+    """The named systems, after `sync`, with which all are compared."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise typer.BadParameter(f"--system names nothing; choose from {', '.join(SYSTEMS)}")
@@ -66,7 +66,7 @@ def _systems(text: str) -> dict[str, System]:
 def _with_factors(
     systems: Mapping[str, System], eta_prompts: float | None, eta_responses: float | None
 ) -> dict[str, System]:
-    """The systems that over-provision with these factors, the others as they are."""
+    """The systems: those that over-provision have these factors, the others are as they were."""
     for option, factor in (("--eta-prompts", eta_prompts), ("--eta-responses", eta_responses)):
         if factor is not None and not 1.0 <= factor <= MAX_FACTOR:
             raise typer.BadParameter(f"{option} {factor:g}: give a number from 1 to {MAX_FACTOR:g}")
@@ -91,7 +91,7 @@ def _over_provisions(system: System) -> bool:
 
 
 def _play_all(setup: Setup, systems: Mapping[str, System], steps: int, seed: int) -> dict[str, Played]:
-    """All systems one after the other, with a bar where somebody looks on."""
+    """Plays all systems one after the other, with a bar in a terminal."""
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
     played = {}
@@ -107,7 +107,7 @@ def _teller(bar: Progress, task: TaskID) -> Told:
 
 
 def _show(setup: Setup, played: Mapping[str, Played], console: Console) -> None:
-    """A line for each system."""
+    """Prints a line for each system."""
     sync = played[SYNC.name]
     title = f"{setup.name}: {len(sync.steps)} steps of {setup.prompts} × {setup.responses} responses"
     table = Table(box=SIMPLE, title=title, title_justify="left")

@@ -26,7 +26,7 @@ SHOWN_JOBS = 5
 
 
 class SloOf(Enum):
-    """What the SLO of a packed job is against: itself alone, or the synchronous job that its owner knows."""
+    """What the SLO of a packed job compares it with: itself alone, or the synchronous job that its owner knows."""
 
     PACKED = "packed"
     PROMISED = "promised"
@@ -50,18 +50,18 @@ StaggerOption = Annotated[
 
 @dataclass(frozen=True)
 class JobTier:
-    """A workload whose jobs are packed, and by what."""
+    """A workload whose jobs are packed, and by which setup and system."""
 
     name: str
     system: str
     slo_of: SloOf
-    stagger: bool | None  # None where no single round is played
+    stagger: bool | None  # None if single rounds are not played
     workload: Workload
     profile_of: Callable[[JobSpec], Profile | None]
 
     @property
     def packing(self) -> Packing | None:
-        """How rounds are played, if they are."""
+        """How rounds are played; None if single rounds are not played."""
         return None if self.stagger is None else Packing(self.profile_of, self.stagger)
 
     def as_data(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def load_job_tier(
     realised: str,
     seed: int,
 ) -> JobTier | None:
-    """The workload packed as `--job-tier` says; None where it says nothing, BadParameter where that can't be."""
+    """The workload packed as `--job-tier` says; None without that option. Raises BadParameter if that can't be."""
     if text is None:
         if slo_of is not None or stagger is not None:
             raise typer.BadParameter("--slo-of and --stagger are about packed jobs: say with --job-tier how they pack")
@@ -115,7 +115,7 @@ def load_job_tier(
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """The setup and the system, both known by name or, for a setup, perhaps a file."""
+    """The setup and the system that the option names; a setup may also be a file."""
     name, colon, system = text.rpartition(":")
     if not colon:
         name, system = system, ROLLMUX.name
@@ -143,7 +143,7 @@ def _profiles(name: str, system: str, workload: Workload, seed: int) -> Callable
 
 
 def _record(setups: dict[str, Setup], system: str, seed: int) -> dict[str, Profile]:
-    """A profile of each, with a word on what is going on where somebody looks on."""
+    """Records a profile of each setup; in a terminal it says meanwhile which one."""
     screen, found = Console(stderr=True), {}
     for name, setup in setups.items():
         with screen.status(f"recording {CYCLES} cycles of {system} on {setup.name}"):

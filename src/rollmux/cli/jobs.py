@@ -91,7 +91,7 @@ def logs(
     printed = remote(url, token, folder).get(Lines, f"{job_path(job)}/log", lines=lines)
     if printed.lines or as_json:
         _lines(printed, as_json)
-    else:  # beside the output, which programs may read
+    else:  # on standard error: programs may read the standard output
         typer.echo(f"Nothing of job {job} is kept: it has printed nothing, or somebody else has started it.", err=True)
 
 
@@ -144,7 +144,7 @@ def _quoted(found: Quote, job: str) -> str:
 
 
 def earlier(cluster: ClusterView) -> tuple[str, ...]:
-    """That there are jobs which the table does not show. A controller of before tells of all, and no number."""
+    """Says how many ended jobs the table does not show. An older controller shows all of them, and gives no number."""
     more = cluster.ended - sum(job.state == Job.ENDED.value for job in cluster.jobs)
     return (f"{more} jobs have ended before these: `rollmux status JOB`, `rollmux bill`.",) if more > 0 else ()
 
@@ -187,8 +187,8 @@ def _table(jobs: Sequence[JobView]) -> Table:
 
 
 def _reasons(jobs: Sequence[JobView]) -> list[str | Text]:
-    """Those that the column of a table would break over many lines: a line each, at whose end a terminal's words stay
-    whole.
+    """A line for each reason that a table's column would break over many lines. In a terminal these lines break between
+    words only.
     """
     told = [view for view in jobs if not fits_a_cell(view.reason) and not view.lanes]
     lines = [f"{view.job} is {view.state}: {view.reason}" for view in told]

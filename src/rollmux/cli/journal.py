@@ -1,4 +1,4 @@
-"""`rollmux journal`: what a controller has written down, played again. A file is read only while nobody writes it."""
+"""`rollmux journal`: plays again what a controller has written down. A file is read only while nobody writes it."""
 
 import json
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def _line(entry: Entry) -> dict[str, Any]:
 
 @contextmanager
 def _history(folder: Path | None, url: str) -> Iterator[tuple[ClusterMachine, Iterator[Entry], int]]:
-    """A machine, the records that are played on it as they are read, and that after which the history begins."""
+    """A machine, the records that are played on it as they are read, and the record after which the history begins."""
     from rollmux.service.journal.place import FILE, to_read  # noqa: PLC0415  other commands start faster without
     from rollmux.service.recovery import replayed  # noqa: PLC0415
 

@@ -44,11 +44,11 @@ _WHERE = {
 
 
 class _Imported(TyperGroup):
-    """All of them take a second to import, the one that is called a part of it."""
+    """Imports only the command that is called: to import all of them takes a second."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        self.commands = dict.fromkeys(_WHERE)  # type: ignore[assignment]  # for their names alone
+        self.commands = dict.fromkeys(_WHERE)  # type: ignore[assignment]  # only the names are needed
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in _WHERE:
@@ -64,7 +64,7 @@ class _Imported(TyperGroup):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(sys.stdout, TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # better a ? than no word, where it has fewer letters than ours
+            sys.stdout.reconfigure(errors="replace")  # letters that its encoding lacks become ?, and are no error
         try:
             return super().main(*args, **kwargs)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Options that several commands have: each is declared here once. Those of simulations: `simulated.py`."""
+"""Options that several commands have: each is declared here once. Options of simulations are in `simulated.py`."""
 
 import os
 from pathlib import Path
@@ -46,5 +46,5 @@ def folder_of(folder: Path | None) -> Path:
     """The folder of the controller on this machine."""
     try:
         return (folder or Path(os.environ.get("ROLLMUX_FOLDER") or "~/.rollmux")).expanduser()
-    except RuntimeError as error:  # as of a user that the system has no name for, without HOME
+    except RuntimeError as error:  # HOME is not set, and the system does not know the user
         raise typer.BadParameter("no home folder is known: give --folder, or set ROLLMUX_FOLDER") from error

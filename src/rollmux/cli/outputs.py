@@ -16,17 +16,17 @@ from rollmux.cli.refusals import refusals
 HERE = Path("-")
 PIPED_WIDTH = 120
 ENDLESS = 10_000
-LONGEST_CELL = 32  # letters: what is longer is told below a table, or elsewhere
+LONGEST_CELL = 32  # letters: a longer text is told below a table, or elsewhere
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """Standard output, or this; wide enough for every column where it is no terminal. Names are shown as they are."""
+    """Standard output, or this file; wide enough for every column if it is no terminal. Names are shown as they are."""
     found = Console(file=file, markup=False, emoji=False)
     return found if found.is_terminal else Console(file=file, width=PIPED_WIDTH, markup=False, emoji=False)
 
 
 def show(data: Any, as_json: bool, *texts: RenderableType) -> None:
-    """What a command has to say: as data, or as texts and tables for people."""
+    """Prints what a command has to say: as data, or as texts and tables for people."""
     if as_json:
         plain = asdict(data) if is_dataclass(data) and not isinstance(data, type) else data
         typer.echo(json.dumps(plain, indent=1))
@@ -40,12 +40,12 @@ def show(data: Any, as_json: bool, *texts: RenderableType) -> None:
 
 
 def fits_a_cell(text: str) -> bool:
-    """Whether it may stand in a row of a table: a column would break a sentence over many lines."""
+    """Whether a text may stand in a row of a table: a column would break a sentence over many lines."""
     return len(text) <= LONGEST_CELL
 
 
 def fitted(table: Table, console: Console, *spare: str) -> Table:
-    """The table without as many of these columns, the first ones first, as there is no room for: no figure is cut."""
+    """The table without those `spare` columns, from the first on, for which there is no room: so no figure is cut."""
     endless = console.options.update(width=ENDLESS)
     for name in spare:
         if Measurement.get(console, endless, table).maximum <= console.width:
@@ -71,7 +71,7 @@ def _without(name: str, table: Table) -> Table:
 
 
 def require_writable(option: str, out: Path | None) -> None:
-    """BadParameter unless a file can be written there; asked before the work whose result it is to hold."""
+    """Raises BadParameter unless a file can be written there. Called before the work whose result it is to hold."""
     if out is None or out == HERE:
         return
     with refusals():
@@ -81,7 +81,7 @@ def require_writable(option: str, out: Path | None) -> None:
 
 
 def require_apart(**outs: Path | None) -> None:
-    """BadParameter where two options name one file, of which only the last would be left."""
+    """Raises BadParameter if two options name the same file: only the last result would be left."""
     seen: dict[Path, str] = {}
     for option, out in outs.items():
         if out is None:
@@ -93,7 +93,7 @@ def require_apart(**outs: Path | None) -> None:
 
 
 def _trouble(out: Path) -> str:
-    """Why a file can't be written there and what would help; nothing where it can."""
+    """Why a file can't be written there and what would help; "" if it can."""
     folder = out.parent
     if out.is_dir():
         return "must be a file, this is a folder; name a file in it"
@@ -109,9 +109,9 @@ def _trouble(out: Path) -> str:
 
 
 def write_text(text: str, out: Path) -> None:
-    """The text, which ends its last line, in a file, or on standard output where that is `-`.
+    """Writes the text, which ends with a line break, to a file, or to standard output if that is `-`.
 
-    A name of a file that is no UTF-8 is written as far as it is.
+    File names in the text that are not UTF-8 are written with escapes.
     """
     if out == HERE:
         with refusals():
@@ -124,5 +124,5 @@ def write_text(text: str, out: Path) -> None:
 
 
 def write_json(data: Any, out: Path) -> None:
-    """The data in a file, or on standard output where that is `-`."""
+    """Writes the data to a file, or to standard output if that is `-`."""
     write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", out)

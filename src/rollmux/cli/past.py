@@ -17,7 +17,7 @@ from rollmux.report.live import spans_of
 from rollmux.report.trace import trace_of
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# What a controller remembers at most.
+# How far back a controller may be asked.
 LONGEST_S = 100_000
 
 
@@ -39,7 +39,7 @@ def trace(
     if history.whole_from_s > max(history.since_s, 0.0):  # before 0 there was no controller
         known_s = history.now - history.whole_from_s
         typer.echo(f"Phases that ended more than {known_s:.0f} s ago are not remembered.", err=True)
-    if out != HERE:  # else the trace is what was wanted, and is JSON anyway
+    if out != HERE:  # else only the trace is printed, which is JSON anyway
         phases = len(history.spans)
         show({"written": str(out), "phases": phases}, as_json, f"Written: {out}, {phases} phases.")
 
@@ -88,7 +88,7 @@ def _table(jobs: tuple[JobBill, ...]) -> Table:
         table.add_row(
             each.job,
             *((each.tenant,) if wide else ()),
-            each.how if each.how and fits_a_cell(each.how) else each.state,  # why one failed, `rollmux status` tells
+            each.how if each.how and fits_a_cell(each.how) else each.state,  # `rollmux status` tells why a job failed
             *((done, held or "–") if wide else ()),
             _usd(each.usd),
             _usd(each.alone_usd),
@@ -100,7 +100,7 @@ def _table(jobs: tuple[JobBill, ...]) -> Table:
 
 
 def _total(found: BillView) -> str:
-    """The bills of all jobs are the cluster's; those of one tenant are not."""
+    """The sums. The whole cluster's cost stands beside them, for a tenant's own jobs may be only a part of it."""
     mine, alone = sum(job.usd for job in found.jobs), sum(job.alone_usd for job in found.jobs)
     forgotten = f", {_usd(found.forgotten_usd)} of jobs that are remembered no more" if found.forgotten_usd else ""
     return (

@@ -60,7 +60,7 @@ def plan(
 
 
 def as_data(planned: PlannedCluster) -> dict[str, Any]:
-    """The plan as plain data, with everything that follows from it."""
+    """The plan as plain data, with all figures that follow from it."""
     return {
         "policy": planned.policy,
         "jobs": sum(len(group.jobs) for group in planned.groups),
@@ -88,7 +88,7 @@ def _job_data(job: PlannedJob) -> dict[str, Any]:
 
 
 def show(planned: PlannedCluster, console: Console) -> None:
-    """A line per job, a section per group, and what it comes to."""
+    """Prints a line per job, a section per group, and what all cost."""
     placed = sum(len(group.jobs) for group in planned.groups)
     console.print(f"{placed} jobs in {len(planned.groups)} groups by policy {planned.policy}")
     if planned.groups:
@@ -104,7 +104,7 @@ def show(planned: PlannedCluster, console: Console) -> None:
 
 
 def _reasons(planned: PlannedCluster) -> list[str]:
-    """Why jobs have no place; those with one reason together, the first of them by name."""
+    """Why jobs have no place: a line for each reason, which names the first jobs that have it."""
     by_reason: dict[str, list[str]] = {}
     for job in planned.unplaced:
         by_reason.setdefault(job.reason, []).append(job.job)

@@ -1,4 +1,4 @@
-"""What a person can mend, said as a message of the command line."""
+"""Turns errors that a person can mend into messages of the command line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,14 +24,14 @@ def refusals() -> Iterator[None]:
         shown = str(error).splitlines()[: 1 + SHOWN_PROBLEMS]
         raise typer.BadParameter("\n".join([*shown, f"  and {more} more"])) from error
     except BrokenPipeError:
-        raise  # who reads has enough
+        raise  # the reader of the output wants no more
     except OSError as error:
         raise typer.BadParameter(why_not(error)) from error
 
 
 @contextmanager
 def all_refusals() -> Iterator[None]:
-    """The same, with whatever else we refuse."""
+    """Like `refusals`, also for all other errors of RollMux's own."""
     try:
         with refusals():
             yield
@@ -41,13 +41,13 @@ def all_refusals() -> Iterator[None]:
 
 @contextmanager
 def run_refusals() -> Iterator[None]:
-    """What ends a run: what was asked for and can't be is a wrong parameter, and all else an error of its own."""
+    """Turns what ends a run into messages: a wrong description is a wrong parameter, all else an error of its own."""
     try:
         yield
     except InvalidSpec as error:
         raise typer.BadParameter(str(error)) from error
     except BrokenPipeError:
-        raise  # who reads has enough
+        raise  # the reader of the output wants no more
     except (RollmuxError, OSError) as error:
         typer.echo(f"Error: {why_not(error)}", err=True)
         raise typer.Exit(1) from error
@@ -55,7 +55,7 @@ def run_refusals() -> Iterator[None]:
 
 @contextmanager
 def torch_wanted() -> Iterator[None]:
-    """Around the imports of what computes."""
+    """Stands around imports that need torch: says what to install if it is missing."""
     try:
         yield
     except ImportError as error:
@@ -63,7 +63,7 @@ def torch_wanted() -> Iterator[None]:
 
 
 def why_not(error: RollmuxError | OSError) -> str:
-    """What the system says, of which file; or what we say ourselves."""
+    """The message of an error; if it is the system's, with the file that it is about."""
     if not isinstance(error, OSError):
         return str(error)
     where = "" if error.filename is None else f"{error.filename}: "
@@ -71,7 +71,7 @@ def why_not(error: RollmuxError | OSError) -> str:
 
 
 def require_name(what: str, name: str, known: tuple[str, ...]) -> None:
-    """BadParameter with the nearest known name, where this is none of them."""
+    """Raises BadParameter, with the nearest known name, if this is not a known name."""
     if name in known:
         return
     nearest = get_close_matches(name, known, n=1, cutoff=0.0)

@@ -1,7 +1,7 @@
 """How commands find the controller, and what they say when they don't.
 
-The URL and the token are given, or in the environment, or in the folder of a controller on this machine. That folder's
-token goes to no other controller.
+The URL and the token are given by options, or by the environment, or by the folder of a controller on this machine. The
+folder's token goes to no other controller.
 """
 
 import shlex
@@ -23,14 +23,14 @@ from rollmux.protocol.views import Health
 T = TypeVar("T")
 
 TIMEOUT_S = 30.0
-# A controller that is there, and says that it starts, is waited for.
+# How long, and how often, a controller is asked again that answers that it is starting.
 STARTING_S, AGAIN_S = 20.0, 0.1
-# One that starts is there after so long, as a rule: until then there is nothing to say.
+# A start has mostly ended after so long: until then the command does not say that it waits.
 UNTOLD_S = 1.5
 
-# How a proxy says that nobody behind it answers.
+# The statuses by which a proxy says that nobody behind it answers.
 AWAY = (502, 503, 504)
-# What a controller's own refusal always has, with whatever status: of a proxy's some have the first.
+# The keys that each refusal of a controller has, whatever its status: some of a proxy's have the first only.
 OWN = {"error", "problems"}
 
 BY = "--url and --token, or --folder"
@@ -38,24 +38,24 @@ NO_TOKEN = "none was sent: give --token. A folder's own goes only to the address
 
 
 class Unknown(typer.BadParameter):
-    """Nobody has said yet where the controller is."""
+    """Neither options nor environment nor folder say yet where the controller is."""
 
 
 class CallRefused(typer.BadParameter):
-    """The controller's answer to a call that it did not take."""
+    """The controller has refused a call; the message is its answer."""
 
 
 class NoController(CallRefused):
-    """Nobody answers there, or not yet."""
+    """Nobody answers at the address, or not yet."""
 
 
 class Untrusted(CallRefused):
-    """Who answers there has a certificate that says nothing here."""
+    """The certificate of the one who answers can't be trusted here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """The controller. With a client calls share its connections."""
+    """The controller, as commands call it. If there is a client, all calls share its connections."""
 
     url: str
     token: str
@@ -97,7 +97,7 @@ class Remote:
         return data
 
     def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
-        """Every call may be repeated, so that one which comes too early is."""
+        """The answer to a call. Every call may be repeated, so one that comes while the controller starts is."""
         if self.client is None:
             with httpx.Client(transport=way_to(self.url)) as client:
                 return replace(self, client=client)._answer(method, path, **what)
@@ -122,7 +122,7 @@ def _is_starting(answer: httpx.Response) -> bool:
 
 
 def way_to(url: str) -> httpx.HTTPTransport:
-    """What calls of a controller there go through."""
+    """The transport for calls to a controller at this URL."""
     try:
         return direct(url)
     except InvalidSpec as error:
@@ -130,7 +130,7 @@ def way_to(url: str) -> httpx.HTTPTransport:
 
 
 def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) -> Remote:
-    """The controller that is meant; `by` which options to say so, `how` it is spoken to, where not as usual."""
+    """The controller that is meant. `by`: the options that say so, for messages; `how`: other fields of `Remote`."""
     known = token.strip()
     here = "" if url and known else _written(folder_of(folder) / "url", by)
     found = url or here
@@ -148,7 +148,7 @@ def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) 
 
 
 def elsewhere(url: str, folder: Path | None) -> str:
-    """Of a controller at `url` that is not the one of this machine's folder, why; else, or with a folder named, ""."""
+    """Why the controller at `url` is not that of this machine's folder; "" if it is, or if a folder is named."""
     if folder is not None or not url:
         return ""
     here = folder_of(None)

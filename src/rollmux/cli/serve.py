@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("rollmux", "paper")
 LAUNCHERS = ("process", "ray")
-# Where Ray's own tools look for the address of a dashboard.
+# The variable in which Ray's own tools look for the address of a dashboard.
 ADDRESS = "RAY_API_SERVER_ADDRESS"
 
 
@@ -115,18 +115,18 @@ def serve(
 
 
 def _greet(*lines: str) -> None:
-    """For whoever has started it. That nobody can read it is no reason not to serve: so it is with the log."""
+    """Tells the one who started the controller. If standard output can't be written, it serves on, as without a log."""
     try:
         for line in lines:
             typer.echo(line)
     except OSError as error:
         log.warning("standard output can't be written (%s), and is done without", error.strerror)
         with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # for what is left in its buffer
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # takes what is left in its buffer
 
 
 def warn_if_moved(url: Path, running: "Service") -> None:
-    """Jobs are told once where the controller is, when they are started."""
+    """Warns if running jobs look for the controller elsewhere: they are told only at their start where it is."""
     before = url.read_text(encoding="utf-8") if url.exists() else running.local_url
     jobs = [record.job.id for record in running.controller.machine.state.jobs.values() if record.state is Job.RUNNING]
     if jobs and before != running.local_url:
@@ -162,5 +162,5 @@ def _on_ray(folder: Path, file: ClusterFile, address: str) -> "Launcher":
         raise typer.BadParameter(f"{what}: give a fixed number, as max_nodes with on_demand: false")
     if not is_address(address):
         raise typer.BadParameter(f"--ray-address {address!r} is not that of a dashboard: write http://HOST:8265")
-    token(os.environ)  # where it is missing, that is told at once
+    token(os.environ)  # raises at once if the token is missing
     return RayLauncher(folder, HttpGateway(address, lambda: token(os.environ)), file.means)

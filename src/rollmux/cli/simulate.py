@@ -108,7 +108,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What is written, where it is asked for."""
+    """The files that the command is asked to write."""
 
     json: Path | None
     report: Path | None
@@ -120,7 +120,7 @@ class _Files:
 
     @property
     def is_one_here(self) -> bool:
-        """Whether standard output has one of them, and so nothing else."""
+        """Whether one of them goes to standard output, on which then nothing else is printed."""
         return HERE in (self.json, self.report, self.trace)
 
     def require_writable(self) -> None:
@@ -129,7 +129,7 @@ class _Files:
         require_apart(json=self.json, report=self.report, trace=self.trace)
 
     def write(self, data: Callable[[], Any], name: str, outcomes: Sequence[Outcome]) -> None:
-        """The figures, the page of all runs, and the trace of the last one."""
+        """Writes the figures, the page of all runs, and the trace of the last one, as far as asked for."""
         if self.json is not None:
             write_json(data(), self.json)
         if self.report is not None:
@@ -167,7 +167,7 @@ def _faults(node_mtbf_h: float | None, job_mtbf_h: float | None) -> Faults | Non
 
 
 def _require_played(fidelity: Fidelity, realised: str, trace: Path | None, last: str) -> None:
-    """BadParameter where phases are asked about that are not played."""
+    """Raises BadParameter if an option is about single phases, and these are not played."""
     if realised not in DISTRIBUTIONS:
         raise typer.BadParameter(f"there is no distribution {realised!r}; choose {', '.join(DISTRIBUTIONS)}")
     if fidelity is Fidelity.PACE and (realised != BOUND or trace):
@@ -178,14 +178,14 @@ def _require_played(fidelity: Fidelity, realised: str, trace: Path | None, last:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's outcome, and what is known of how good it is, where it is the optimum."""
+    """One policy's outcome; for the optimum also the proof of how good it is."""
 
     outcome: Outcome
     proof: OptimalRun | None = None
 
 
 def run_all(workload: Workload, names: Sequence[str], settings: Settings, console: Console) -> list[Run]:
-    """All policies one after the other, with a bar where somebody looks on."""
+    """Runs all policies one after the other, with a bar in a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} jobs"))
     runs = []
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bar:
@@ -248,7 +248,7 @@ def as_data(
 
 
 def _bound_usd(workload: Workload, settings: Settings, realised: str) -> float | None:
-    """It holds for all of the work, each phase of it at its bound."""
+    """The lower bound of the cost; None where none holds: it is for all work, with each phase at its bound."""
     if realised != BOUND or settings.accounting is Accounting.LIFETIME:
         return None
     return workload_bound_usd(workload, settings.cluster, settings.max_group or None)

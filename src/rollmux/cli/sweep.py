@@ -86,7 +86,7 @@ def sweep(
 
 
 def _run(cases: list[Case], out: Path, workers: int) -> dict[Case, Figures]:
-    """The sweep, with a bar where somebody looks on."""
+    """Runs the sweep, with a bar in a terminal."""
     screen = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with refusals(), Progress(*columns, console=screen, disable=not screen.is_terminal) as bar:
@@ -158,7 +158,7 @@ _FORMATS = {
 
 
 def show(found: list[Summary], console: Console) -> None:
-    """A line for each row, with half the width of its 95 % confidence interval."""
+    """Prints a line for each row, with half the width of its 95 % confidence interval."""
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("workload", overflow="fold", min_width=min(20, max(len(each.case.workload) for each in found)))
     table.add_column("policy", no_wrap=True)

@@ -38,7 +38,7 @@ def create(
     try:
         show({"name": name, "role": role.value, "tenant": whose, "token": made}, as_json, made)
     except OSError:
-        tokens.revoke(name)  # nobody has seen it
+        tokens.revoke(name)  # it could not be printed, so nobody has seen it
         raise
 
 
@@ -65,7 +65,7 @@ def revoke(name: Name, as_json: AsJson = False, folder: Folder = None) -> None:
 
 
 def _meant(folder: Path | None) -> Path:
-    """The controller's folder; BadParameter where none is named, and the environment names a controller elsewhere."""
+    """The controller's folder. Raises BadParameter if none is named, and the environment names another controller."""
     url = os.environ.get("ROLLMUX_URL", "")
     if said := elsewhere(url, folder):
         raise typer.BadParameter(

@@ -21,18 +21,18 @@ from rollmux.cli.top_screen import screen
 from rollmux.protocol.history import HistoryView
 from rollmux.protocol.views import ClusterView
 
-# An answer that takes longer than this is shown as none: the screen is to be of now.
+# A controller that takes longer than this counts as silent: the screen is to show the present.
 TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The cluster as it was when the controller answered last, and since when it has not, if so."""
+    """The cluster as it was at the controller's last answer; if the controller is silent now, for how long."""
 
     url: str
     unix_s: float
     cluster: ClusterView | None
-    history: HistoryView | None = None  # of this moment alone: who waits since when, and where node hours went
+    history: HistoryView | None = None  # no past phases; since when phases wait, where node hours went
     trouble: str = ""
     silent_s: float = 0.0
 
@@ -55,7 +55,7 @@ class Watcher:
         self._url = ""
 
     def look(self) -> Frame:
-        """The cluster now. Raises BadParameter where that can never be shown."""
+        """The cluster now. Raises BadParameter if the first look fails for a reason that will not pass by itself."""
         try:
             there = remote(*self._where, client=self._client, timeout_s=TIMEOUT_S, starting_s=0.0)
             self._url = there.url
@@ -113,7 +113,7 @@ def _live(watcher: Watcher, every: float, shown: Console) -> None:
 
 
 def _frames(watcher: Watcher, every: float) -> Iterator[Frame]:
-    """A look, and the next one when it is due; those for which there was no time are left out."""
+    """Looks again and again, each time when the next look is due; looks for which there was no time are left out."""
     due = time.monotonic()
     while True:
         yield watcher.look()
@@ -123,7 +123,7 @@ def _frames(watcher: Watcher, every: float) -> Iterator[Frame]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM are how it is meant to end: the terminal is left as it was."""
+    """Ctrl-C and SIGTERM are the ways to end `rollmux top`: they are no errors, and leave the terminal as it was."""
 
     def end(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -11,9 +11,9 @@ from rollmux.mux.transitions import Job, Phase
 from rollmux.protocol.history import HistoryView, PoolView
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
 
-# Lines that are not rows: headings, prices, the frames of two tables, what is left out, and a line of trouble.
+# Lines that are not rows: headings, prices, the frames of two tables, the notes of what is left out, a line of trouble.
 _OTHER_LINES = 14
-# Of a terminal that has room for every column.
+# The width of a terminal that has room for every column.
 WIDE = 110
 
 Since = Mapping[tuple[str, str], float]
@@ -27,7 +27,7 @@ def screen(
     width: int,
     height: int | None = None,
 ) -> RenderableType:
-    """What there is to see; what is no more so is dim, and why stands above."""
+    """The whole screen. If the controller is silent, the last state is dim, and the reason stands above it."""
     if cluster is None:
         return Group(_head(url, "no answer yet"), Text(trouble, style="bold red"))
     rows = max(6, height - _OTHER_LINES) if height is not None else len(cluster.nodes) + len(cluster.jobs)
@@ -61,7 +61,7 @@ def _head(url: str, counts: str) -> Text:
 def _counts(cluster: ClusterView, jobs: Sequence[JobView]) -> str:
     waiting = sum(job.state == Job.QUEUED.value for job in jobs)
     busy = sum(bool(node.holders) for node in cluster.nodes)
-    ended = max(cluster.ended, len(cluster.jobs) - len(jobs))  # a controller of before tells of all, and no number
+    ended = max(cluster.ended, len(cluster.jobs) - len(jobs))  # an older controller gives all ended jobs, and no number
     alarms = f", {len(cluster.alarms)} alarms" if cluster.alarms else ""
     return (
         f"{len(jobs) - waiting} jobs have a place, {waiting} are in line, {ended} have ended; "
@@ -80,7 +80,7 @@ def _prices(cluster: ClusterView) -> Text:
 
 
 def _use(pools: Sequence[PoolView]) -> Text:
-    """Where the hours of each pool's nodes went."""
+    """How the hours of each pool's nodes with jobs were used."""
     parts = []
     for pool in pools:
         pinned_s = pool.busy_s + pool.switch_s + pool.lost_s + pool.idle_s
@@ -156,7 +156,7 @@ def _is_waiting(lane: LaneView) -> bool:
 
 
 def _waiting(job: JobView, since: Since) -> str:
-    """A place, or a phase's turn: since when, and for how long yet if that can be told."""
+    """What the job waits for: a place, or a phase's turn; since when, and how long still, if that is known."""
     lines = []
     for lane in filter(_is_waiting, job.lanes):
         waited_s = since.get((job.job, lane.kind))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rollmux.trainer.job import WarmedUp
     from rollmux.trainer.metrics import Tracker
 
-# Of a warm-up where nobody looks on, beside the last.
+# How many lines of a warm-up are printed, beside the last, if standard error is no terminal.
 LINES = 10
 
 
@@ -61,12 +61,12 @@ def train(
             out.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, steps=steps or settings.steps)
     with torch_wanted():
-        from rollmux.trainer import job as training  # noqa: PLC0415  torch, for whoever trains
+        from rollmux.trainer import job as training  # noqa: PLC0415  it needs torch
         from rollmux.trainer.tracking import Tracking  # noqa: PLC0415  as above
     with run_refusals(), ExitStack() as stack:
         shown = sys.stdout
         if track:
-            stack.enter_context(redirect_stdout(sys.stderr))  # theirs is not to be among what a program may read
+            stack.enter_context(redirect_stdout(sys.stderr))  # programs may read stdout: trackers don't print there
         trackers = [stack.enter_context(Tracking(name, settings, out)) for name in track or ()]
         if dry_run:
             training.look_through(settings)
@@ -84,7 +84,7 @@ def train(
 
 @contextmanager
 def _may_be_stopped(out: Path) -> Iterator[None]:
-    """Ctrl-C loses no more than what has come since the last checkpoint, for those who know that."""
+    """Says at Ctrl-C how to go on from the last checkpoint: only what came after it is lost."""
     try:
         yield
     except KeyboardInterrupt:
@@ -93,7 +93,7 @@ def _may_be_stopped(out: Path) -> Iterator[None]:
 
 
 def _controller() -> str:
-    """The URL of the controller whose job this is: a shell may know one that has not started this."""
+    """The URL of the controller whose job this is, else "": a shell may name a controller that knows nothing of it."""
     url = os.environ.get("ROLLMUX_URL", "")
     if not url or os.environ.get("ROLLMUX_JOB"):
         return url
@@ -102,7 +102,7 @@ def _controller() -> str:
 
 
 def _tracker(settings: JobFile, as_json: bool, file: IO[str]) -> "Tracker":
-    from rollmux.trainer.metrics import on_console  # noqa: PLC0415  it knows samples, and so torch
+    from rollmux.trainer.metrics import on_console  # noqa: PLC0415  it imports samples, and so torch
 
     if as_json:
         return lambda step, found: typer.echo(json.dumps(dict(found)), file)
@@ -111,7 +111,7 @@ def _tracker(settings: JobFile, as_json: bool, file: IO[str]) -> "Tracker":
 
 @contextmanager
 def _bar(settings: JobFile, shown: bool) -> Iterator["WarmedUp"]:
-    """How far the warm-up is, where there is one: a bar in a terminal, else a line every now and then."""
+    """Shows how far the warm-up is, if there is one: by a bar in a terminal, else by a line every now and then."""
     screen = Console(stderr=True)
     if shown and not screen.is_terminal:
         yield _lines(settings.warmup.steps)
@@ -134,7 +134,7 @@ def _bar(settings: JobFile, shown: bool) -> Iterator["WarmedUp"]:
 
 
 def _lines(steps: int) -> "WarmedUp":
-    """What a file or a pipe gets of the warm-up, at once: beside the steps' lines, which programs may read."""
+    """Prints lines of the warm-up to a file or a pipe, on standard error: programs may read the steps' lines."""
     every = -(-steps // LINES)
 
     def warmed_up(step: int, loss: float) -> None:

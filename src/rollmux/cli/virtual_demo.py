@@ -26,7 +26,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {"rollmux": RollmuxPolicy, "paper": 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """One job: where it ran, and its iteration time alone, as forecast, and as it came about, if it did so often."""
+    """One job: where it ran, and its iteration time alone, as forecast, and as measured if there were enough."""
 
     job: str
     group: str
@@ -55,7 +55,7 @@ class DemoResult:
 
     @property
     def usd_of_work_ratio(self) -> float:
-        """What the iterations done would have cost on dedicated pools, over what they cost woven."""
+        """What the iterations would have cost on dedicated pools, divided by what they cost woven."""
         return self.dedicated_usd_of_work / (self.woven_usd_per_hour * self.hours)
 
 
@@ -97,7 +97,7 @@ def play_demo(policy: str, hours: float, slo: float) -> DemoResult:
 
 
 def _steady_mean(done: list[float]) -> float | None:
-    """The mean iteration time over the second half of the run; None where that holds no whole iteration."""
+    """The mean iteration time over the second half of the run; None if that half has no whole iteration."""
     half = done[len(done) // 2 :]
     gaps = [after - before for before, after in pairwise(half)]
     return sum(gaps) / len(gaps) if gaps else None
@@ -109,7 +109,7 @@ def as_data(result: DemoResult) -> dict[str, Any]:
 
 
 def show(result: DemoResult, console: Console) -> None:
-    """The result as a table, and what it comes to."""
+    """Prints the result as a table, and the sums."""
     console.print(f"{len(result.jobs)} production jobs, woven for {result.hours:g} h by policy {result.policy}")
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("job", "rollout", "training"):

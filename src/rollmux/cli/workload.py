@@ -25,9 +25,9 @@ workload_app = typer.Typer(no_args_is_help=True, help="Make, import and describe
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a workload comes to, were each of its jobs alone on nodes of its own.
+    """The figures of a workload if each of its jobs were alone on nodes of its own.
 
-    Concurrency is taken from the first arrival to the last end; node hours are those that phases work.
+    Concurrency is taken from the first arrival to the last end; node hours are those in which phases work.
     """
 
     name: str
@@ -73,7 +73,7 @@ def describe_workload(workload: Workload) -> Description:
 
 
 def _most_at_once(workload: Workload) -> int:
-    """The most jobs at one time; one that ends as another arrives makes room for it."""
+    """The most jobs at one time; a job that ends in the moment in which another arrives is not counted with it."""
     changes = [(a.at_s, 1) for a in workload.arrivals] + [(a.at_s + a.duration_s, -1) for a in workload.arrivals]
     most = now = 0
     for _, change in sorted(changes):
@@ -157,7 +157,7 @@ def _app_hours(text: str) -> tuple[str, float]:
 
 
 def _require_file(out: Path) -> None:
-    """BadParameter unless a workload can be written there."""
+    """Raises BadParameter unless a workload can be written there."""
     require_writable("--out", out)
     with refusals():
         is_parquet(out)

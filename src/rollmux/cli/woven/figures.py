@@ -1,4 +1,4 @@
-"""What the runs came to: pure arithmetic over what the controllers have seen."""
+"""The figures of the runs: pure arithmetic over what the controllers have seen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class NotSideBySide(RollmuxError):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A run as its controller saw it. Of its jobs, what happened between `from_s` and `to_s` counts."""
+    """A run as its controller saw it. What its jobs did between `from_s` and `to_s` counts."""
 
     history: HistoryView
-    rewards: dict[str, tuple[float, ...]]  # step by step
+    rewards: dict[str, tuple[float, ...]]  # by job, of each step
     from_s: float
     to_s: float
 
@@ -32,29 +32,29 @@ class Measured:
         return spans_of(self.history)
 
     def steps_s(self, job: str) -> list[float]:
-        """From the end of one step to the end of the next."""
+        """How long each step took: from the end of the one before to its own end."""
         ends = [end for end in step_ends(self.history, job) if self.from_s <= end <= self.to_s]
         return [end - before for before, end in pairwise(ends)]
 
     def phase_s(self, job: str, kind: str) -> list[float]:
-        """What each phase took once its state was there."""
+        """How long each phase took once its state was there."""
         mine = [span for span in finished(self.history, job) if span.kind == kind]
         return [(span.ended_s or 0.0) - (span.started_s or 0.0) for span in mine if self.from_s <= span.began_s]
 
     def switches_s(self) -> list[float]:
-        """What it took to move each state in."""
+        """How long it took to move each state in."""
         loads = [span for span in self.history.spans if span.load and span.started_s is not None]
         return [(span.started_s or 0.0) - span.began_s for span in loads if self.from_s <= span.began_s <= self.to_s]
 
     def idle(self, nodes: int) -> float:
-        """The part of the nodes' time in which nobody was at work on them."""
+        """The part of the nodes' time in which no job was at work on them."""
         total_s = nodes * (self.to_s - self.from_s)
         busy_s = sum(max(0.0, min(span.end_s, self.to_s) - max(span.start_s, self.from_s)) for span in self.spans)
         return 1.0 - busy_s / total_s
 
 
 def measured(history: HistoryView, rewards: dict[str, tuple[float, ...]]) -> Measured:
-    """What counts is from when all jobs have made a step until one has made its last: all of them are there."""
+    """The run from when all jobs have made a step until one has made its last: in this time all of them are there."""
     ends = [step_ends(history, job) for job in rewards]
     from_s, to_s = max(each[0] for each in ends), min(each[-1] for each in ends)
     if to_s < from_s:
@@ -69,7 +69,7 @@ def measured(history: HistoryView, rewards: dict[str, tuple[float, ...]]) -> Mea
 
 
 def step_ends(history: HistoryView, job: str) -> list[float]:
-    """When each step of the job was done: with its last phase."""
+    """When each step of the job was done, which is the end of its last phase."""
     return [span.ended_s or 0.0 for span in finished(history, job) if span.kind == "sync"]
 
 
@@ -80,14 +80,14 @@ def finished(history: HistoryView, job: str) -> list[SpanView]:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """One job, alone and woven, by its median steps: what else the machine does for a moment is nobody's pace."""
+    """One job, alone and woven, by its median steps: what else the machine does for a moment is not the job's pace."""
 
     job: str
     alone_s: float
     woven_s: float
     mean_slowdown: float  # of all steps
     slo: float
-    steps: int  # that were made in both runs
+    steps: int  # how many were made in both runs
     same_rewards: bool
     rewards: tuple[float, ...]  # of each step, woven
 
@@ -98,10 +98,10 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All of it."""
+    """The figures of all jobs."""
 
     jobs: tuple[JobFigures, ...]
-    idle_alone: float  # of the nodes' time, with two nodes for each job
+    idle_alone: float  # the idle part of the nodes' time, with two nodes for each job
     idle_woven: float
     switch_s: float | None
 
@@ -112,12 +112,12 @@ class Figures:
 
     @property
     def mean_gain(self) -> float:
-        """The same by the mean of all steps: whatever else the machine did meanwhile is in it."""
+        """Like `gain`, by the mean of all steps: this includes whatever else the machine did meanwhile."""
         return sum(1 / job.mean_slowdown for job in self.jobs)
 
 
 def figures(alone: Sequence[Measured], woven: Measured, slo: float) -> Figures:
-    """`alone` has one job each."""
+    """The figures of all runs; each run of `alone` has one job."""
     found = [_figures(job, run, woven, slo) for run in alone for job in run.rewards]
     switches = woven.switches_s()
     return Figures(

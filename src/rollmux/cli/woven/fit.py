@@ -1,8 +1,9 @@
 """How large the jobs are on this machine, so that two of them can share two nodes without loss.
 
-A rollout is to take about as long as its update, or the quicker kind waits for the slower; and both long beside what a
-switch takes. Which settings do that differs from machine to machine, so it is measured: `rehearsal.py` makes some steps
-of each job, all jobs at once, for in all runs both cores are at work. What is chosen is chosen here, without torch.
+A rollout is to take about as long as its update, else the quicker kind waits for the slower; and both are to take long
+compared with a switch. Which settings do that differs from machine to machine, so it is measured: `rehearsal.py` makes
+some steps of each job, all jobs at once, for in all runs both cores are at work. The choice is made here, and needs no
+torch.
 """
 
 import json
@@ -20,12 +21,12 @@ from rollmux.errors import RollmuxError
 from rollmux.trainer.job_file import written_job
 from rollmux.trainer.settings import JobFile, Model, Warmup
 
-# Seconds of an update: a switch is then 1 or 2 % of a phase, and 30 steps are made in less than a minute.
+# How long an update is to take: a switch is then 1 or 2 % of a phase, and 30 steps are made in less than a minute.
 UPDATE_S = 0.6
 LEAST_PROMPTS, MOST_PROMPTS = 12, 120
-# Responses that are generated at once, the most first: fewer at once make a rollout longer.
+# How many responses are generated at once, in each try, the most first: fewer at once make a rollout longer.
 RUNNING = (160, 56, 32, 18)
-# A rollout, of its update.
+# How long a rollout is to take, as a part of its update.
 ROLLOUT_PART = 1.0
 JOB, MODEL, FOUND, LOG = "job.yaml", "model", "found.json", "rehearsal.log"
 
@@ -36,7 +37,7 @@ class NotFitted(RollmuxError):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was chosen, and what the phases are expected to take."""
+    """The size of jobs that was chosen, and how long the phases are expected to take."""
 
     prompts: int
     running: int
@@ -44,7 +45,7 @@ class Fit:
     update_s: float
 
     def of(self, job: JobFile, model: Path) -> JobFile:
-        """The job so sized. It begins with the model that the rehearsal has warmed up."""
+        """The job in this size. It begins with the model that the rehearsal has warmed up."""
         return replace(
             job,
             model=Model(path=str(model)),
@@ -55,13 +56,13 @@ class Fit:
 
 
 def fitted_prompts(prompts: int, updates_s: Sequence[float]) -> int:
-    """How many prompts make an update as long as it is to be, where with `prompts` it takes so long."""
+    """How many prompts make an update take `UPDATE_S`, if with `prompts` updates take so long."""
     wanted = prompts * UPDATE_S / median(updates_s)
     return round(min(max(wanted, LEAST_PROMPTS), MOST_PROMPTS))
 
 
 def fitted(prompts: int, rollouts_s: Mapping[int, Sequence[float]], updates_s: Sequence[float]) -> Fit:
-    """The responses at once, from several goes at one batch."""
+    """The fit for so many prompts: how many responses at once, from several goes at the same batch."""
     update_s = median(updates_s)
     parts = {running: median(goes) / update_s for running, goes in rollouts_s.items()}
     running, part = _where(parts, ROLLOUT_PART)
@@ -69,7 +70,7 @@ def fitted(prompts: int, rollouts_s: Mapping[int, Sequence[float]], updates_s: S
 
 
 def _where(parts: Mapping[int, float], wanted: float) -> tuple[int, float]:
-    """Where the part is reached: between two measured numbers, else the outermost. With the part that is expected."""
+    """For which number the part is as wanted, between two measured numbers or the outermost; and the part to expect."""
     falling = sorted(parts.items(), reverse=True)
     before, lowest = falling[0]
     if lowest >= wanted:
@@ -83,7 +84,7 @@ def _where(parts: Mapping[int, float], wanted: float) -> tuple[int, float]:
 
 
 def middle(fits: Sequence[Fit]) -> Fit:
-    """One for all jobs: of equal size they keep equal pace."""
+    """One fit for all jobs: if they have the same size, they keep the same pace."""
     return Fit(
         round(fmean(each.prompts for each in fits)),
         round(geometric_mean(each.running for each in fits)),
@@ -93,7 +94,7 @@ def middle(fits: Sequence[Fit]) -> Fit:
 
 
 def fit(folder: Path, jobs: Sequence[JobFile]) -> tuple[Fit, list[JobFile]]:
-    """Rehearses all of them at once, in a folder that is made for it; their size, and they themselves of that size."""
+    """Rehearses all jobs at once, in a folder that is made for it; returns their size, and the jobs in that size."""
     with ExitStack() as stack:
         started = [(folder / job.name, stack.enter_context(_rehearsal(folder / job.name, job))) for job in jobs]
         size = middle([_found(place, process) for place, process in started])
@@ -102,7 +103,7 @@ def fit(folder: Path, jobs: Sequence[JobFile]) -> tuple[Fit, list[JobFile]]:
 
 @contextmanager
 def _rehearsal(folder: Path, job: JobFile) -> Iterator[subprocess.Popen[bytes]]:
-    """It is gone at the end, however that comes."""
+    """A rehearsal of one job. Its process is gone when the block ends, however it ends."""
     folder.mkdir(parents=True)
     (folder / JOB).write_text(written_job(job), encoding="utf-8")
     words = [sys.executable, "-m", "rollmux.cli.woven.rehearsal", str(folder)]

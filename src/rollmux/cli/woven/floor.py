@@ -1,7 +1,7 @@
 """A controller of a few nodes on this machine, in a process of its own, for as long as a run lasts.
 
-Invariant: when the block ends, controller and jobs are gone, however it ends. So their keepers end the jobs, not the
-controller, which may be what has failed.
+Invariant: when the block ends, however it ends, controller and jobs are gone. So the jobs' keepers end them, and not
+the controller, which may have failed itself.
 """
 
 import os
@@ -37,12 +37,12 @@ START_S, AGAIN_S, END_S = 60.0, 0.1, 30.0
 
 
 class ControllerFailed(RollmuxError):
-    """It ended, or took too long to be ready, or refused what it was asked."""
+    """The controller ended, or took too long to be ready, or refused a call."""
 
 
 @contextmanager
 def controller(folder: Path, rollout: int = 1, train: int = 1) -> Iterator[Remote]:
-    """One that is ready, with so many nodes of each kind; its files, its log and its jobs' logs are in the folder."""
+    """A controller that is ready, with so many nodes of each kind; its files and all logs are in the folder."""
     folder.mkdir(parents=True, mode=0o700)
     cluster = folder / "cluster.yaml"
     cluster.write_text(CLUSTER.format(rollout=rollout, train=train), encoding="utf-8")
@@ -55,7 +55,7 @@ def controller(folder: Path, rollout: int = 1, train: int = 1) -> Iterator[Remot
     except CallRefused as error:
         raise ControllerFailed(f"{error.message}\nIts log: {folder / 'serve.log'}") from error
     finally:
-        process.kill()  # first, so that it starts nothing again
+        process.kill()  # the controller first, so that it starts no job again
         process.wait()
         _end_jobs(folder)
 
@@ -75,7 +75,7 @@ def _ready(folder: Path, process: subprocess.Popen[bytes]) -> Remote:
 
 
 def _end_jobs(folder: Path) -> None:
-    # Where nothing real is run, none of it is loaded: it needs a POSIX system.
+    # Imported only here, for these need a POSIX system, and the virtual demo does not.
     from rollmux.service.local.attempt_files import AttemptFiles  # noqa: PLC0415
     from rollmux.service.local.kept import ask  # noqa: PLC0415
 

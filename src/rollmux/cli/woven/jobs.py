@@ -1,4 +1,4 @@
-"""The two jobs that the demo runs: what each is told, and the word by which the controller starts it.
+"""The two jobs that the demo runs: the settings of each, and the command by which the controller starts it.
 
 `train` jobs learn to multiply, with the reference trainer. `played` ones stand in where torch is missing: their
 responses have lengths and take time, and nothing is learnt.
@@ -15,7 +15,7 @@ from rollmux.cli.woven.floor import ROLLMUX
 from rollmux.trainer.job_file import written_job
 from rollmux.trainer.settings import Batching, JobFile, Model, Optimiser, Rollout, Sampling, Task, Warmup
 
-# What is said of a phase before it was ever measured: alone a job is in nobody's way, whatever it takes.
+# The stated time of a phase that was never measured: a job that is alone is in nobody's way, however long it takes.
 UNKNOWN_S = 10.0
 SLO_ALONE, SLO_WOVEN = 10.0, 1.2
 
@@ -47,7 +47,7 @@ class DemoJob:
         return self.settings.name
 
     def submission(self, folder: Path, phases: Phases, slo: float) -> dict[str, Any]:
-        """What the controller is told. Everything that the job reads and writes is in the folder."""
+        """The job as it is submitted. Everything that the job reads and writes is in the folder."""
         folder.mkdir(parents=True)
         file = folder / "job.yaml"
         file.write_text(written_job(self.settings), encoding="utf-8")
@@ -59,7 +59,7 @@ class DemoJob:
         return {
             "name": self.name,
             "slo": slo,
-            "max_attempts": 1,  # one that began again would have measured that
+            "max_attempts": 1,  # a second attempt would be in the measured times
             "rollout": {"nodes": 1, "duration_s": phases.rollout_s},
             "train": {"nodes": 1, "duration_s": phases.train_s},
             "command": commands[self.engine],
@@ -69,7 +69,7 @@ class DemoJob:
 
 
 def jobs(engine: Engine, steps: int) -> tuple[DemoJob, ...]:
-    """Two of a kind from different seeds, before they are fitted to a machine."""
+    """Two jobs of one kind with different seeds, before they are fitted to a machine."""
     first = JobFile(
         name="sums-3",
         seed=3,
@@ -87,7 +87,7 @@ def jobs(engine: Engine, steps: int) -> tuple[DemoJob, ...]:
 
 
 def rewards(out: Path) -> tuple[float, ...]:
-    """Of each step that the job has made, from the file that it writes."""
+    """The reward of each step that the job has made, from the file that the job writes."""
     path = out / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return tuple(json.loads(line)["reward"] for line in lines)

@@ -1,7 +1,7 @@
-"""A job without a model, for where torch is missing: responses of modelled lengths, and updates that take time.
+"""A job without a model, for machines without torch: responses of modelled lengths, and updates that take time.
 
-`python -m rollmux.cli.woven.played JOB.yaml OUT`. What a step earns is the share of its responses that ended by
-themselves: a matter of the seed alone, as it is with a model.
+`python -m rollmux.cli.woven.played JOB.yaml OUT`. A step's reward is the share of its responses that ended by
+themselves: it depends on the seed alone, as it does with a model.
 """
 
 import json

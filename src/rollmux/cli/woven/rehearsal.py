@@ -1,4 +1,4 @@
-"""Some steps of a job, made to know what they take on this machine: by the trainer's own parts, without a controller.
+"""Makes some steps of a job, to measure how long they take on this machine: with the trainer's parts, no controller.
 
 `python -m rollmux.cli.woven.rehearsal FOLDER` finds the job there, and leaves its warmed-up model and the `Fit` there.
 """
@@ -18,9 +18,9 @@ from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.settings import JobFile
 from rollmux.trainer.warmup import warm_up
 
-FIRST_STEPS = 5  # in which responses find their length
-SIZED = 3  # the last of them, by which prompts are counted
-GOES = 3  # at the same batch
+FIRST_STEPS = 5  # the steps in which responses find their length
+SIZED = 3  # by so many of the last of these, the number of prompts is chosen
+GOES = 3  # how often each number of responses at once is tried, at the same batch
 
 
 def main(folder: Path) -> None:
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     rollouts_s: dict[int, list[float]] = {running: [] for running in RUNNING}
     updates_s = []
     for _ in range(GOES):
-        for running, each in tried.items():  # in turns, so that a slow moment of the machine is everybody's
+        for running, each in tried.items():  # in turns, so that a slow moment of the machine hits all of them
             each.restore(deepcopy(begins[running]))
             rolled, seconds = _rollout(each)
             rollouts_s[running].append(seconds)

@@ -1,4 +1,4 @@
-"""The demo's runs as the outcomes that reports draw: what a simulated run has, made from what controllers saw."""
+"""The demo's runs as the outcomes that reports draw: the figures of a simulated run, made from what controllers saw."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, replace
@@ -12,7 +12,7 @@ ALONE, WOVEN = "alone, nodes for each", "woven, on the nodes of one"
 
 
 def outcomes(alone: Sequence[Measured], woven: Measured, found: Figures) -> tuple[Outcome, Outcome]:
-    """All jobs alone, side by side although they were measured one after the other; and woven."""
+    """The outcome of all jobs alone, side by side although each had a controller of its own; and that of all woven."""
     before = [replace(job, woven_s=job.alone_s) for job in found.jobs]
     apart = [_outcome(ALONE, run, [job]) for run, job in zip(alone, before, strict=True)]
     return _side_by_side(apart), _outcome(WOVEN, woven, found.jobs)
@@ -30,7 +30,7 @@ def _outcome(what: str, run: Measured, jobs: Sequence[JobFigures]) -> Outcome:
         usd_total=sum(hours[name].paid * prices[name] for name in nodes),
         makespan_h=end_s / HOUR_S,
         fluid_usd=sum(hours[name].busy * prices[name] for name in nodes),
-        whole_node_usd=0.0,  # not known here: it is a matter of many nodes
+        whole_node_usd=0.0,  # not known here: it means something only with many nodes
         rollout=hours["rollout"],
         train=hours["train"],
         peak_rollout=nodes["rollout"].nodes,
@@ -80,7 +80,7 @@ def _job(run: Measured, job: JobFigures, begin_s: float) -> JobOutcome:
 
 
 def _side_by_side(apart: Sequence[Outcome]) -> Outcome:
-    """Each on nodes of its own: a group for each job, and the bill of all."""
+    """One outcome of several runs, each on nodes of its own: a group for each job, and the bill of all."""
     first, spans = apart[0], []
     for run in apart:
         name = run.jobs[0].job
@@ -101,7 +101,7 @@ def _side_by_side(apart: Sequence[Outcome]) -> Outcome:
 
 
 def _levels(apart: Sequence[Outcome]) -> tuple[Level, ...]:
-    """Until each has ended, its nodes are paid."""
+    """What runs and what is paid over time: each run's nodes are paid until the run has ended."""
     there = [(run.levels[0], run.levels[-1].at_s) for run in apart]
     return tuple(
         Level(

@@ -1,4 +1,4 @@
-"""Runs jobs under a controller of their own to their end, and lets somebody look on."""
+"""Runs jobs to their end under a controller of their own, and shows how they stand meanwhile."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +14,10 @@ from rollmux.protocol.history import HistoryView
 from rollmux.protocol.messages import Done
 from rollmux.protocol.views import ClusterView, Text
 
-LOOK_S = 2.0  # seldom: whoever looks takes time from the jobs
+LOOK_S = 2.0  # seldom: each look takes time from the jobs
 LOG_LINES, ALL_S = 20, 100_000
 
-# What there is to see: whom to ask, and how it stands.
+# Called at each look, with each controller and how its cluster stands.
 Look = Callable[[Sequence[tuple[Remote, ClusterView]]], None]
 
 
@@ -26,15 +26,15 @@ class JobFailed(RollmuxError):
 
 
 def woven(folder: Path, jobs: Sequence[DemoJob], phases: Phases, look: Look) -> Measured:
-    """All of them at once on two nodes, and what their controller has seen."""
+    """Runs all jobs at once on two nodes; returns what their controller has seen."""
     (found,) = _run([(folder, jobs)], phases, SLO_WOVEN, look)
     return found
 
 
 def alone(folder: Path, jobs: Sequence[DemoJob], look: Look) -> list[Measured]:
-    """Each on two nodes of its own, under a controller of its own, and all at the same time.
+    """Runs each job on two nodes of its own, under a controller of its own, and all at the same time.
 
-    A job alone has one of its nodes at work at a time, so two cores are enough, and both are at work as they are woven.
+    A job alone works on one of its nodes at a time, so two cores are enough; and both are at work, as in the woven run.
     """
     return _run([(folder / f"alone-{job.name}", (job,)) for job in jobs], Phases(), SLO_ALONE, look)
 
@@ -71,5 +71,5 @@ def _require_finished(there: Remote) -> None:
 
 
 def log_of(there: Remote, job: str) -> str:
-    """The last that a job has printed."""
+    """The last lines that a job has printed."""
     return "\n".join(there.get(Text, f"/v1/jobs/{job}/log", lines=LOG_LINES).lines)

@@ -1,4 +1,4 @@
-"""What is shown of the demo at its end."""
+"""What the demo shows at its end."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -10,12 +10,12 @@ from rich.table import Table
 from rollmux.cli.woven.figures import Figures
 
 CURVE, BARS = 8, "▁▂▃▄▅▆▇█"
-# Sharing nodes makes nobody faster. What is below this is more than chance.
+# Sharing nodes makes no job faster: a slowdown below this is more than chance.
 TOO_FAST = 0.95
 
 
 def show(found: Figures, console: Console) -> None:
-    """A row for each job, and what it comes to."""
+    """Prints a row for each job, and the figures of all."""
     table = Table(box=SIMPLE, pad_edge=False)
     table.add_column("job", no_wrap=True)
     for column in ("alone", "woven", "slower", "SLO", "reward", "as alone"):
@@ -49,7 +49,7 @@ def show(found: Figures, console: Console) -> None:
 
 
 def curve(values: Sequence[float]) -> str:
-    """First and last part, and a bar for each part between nothing and 1."""
+    """The means of the first and the last part, and between them a bar, from 0 to 1, for the mean of each part."""
     count = min(CURVE, len(values))
     parts = [values[len(values) * place // count : len(values) * (place + 1) // count] for place in range(count)]
     means = [fmean(part) for part in parts]
