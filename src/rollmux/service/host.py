@@ -315,8 +315,8 @@ class Host:
                 _settle(news)
 
     def _begin_image(self) -> None:
-        """Of a state whose last events are still to be written, for where calls come fast there always are some. If no
-        image can be made, nothing is lost but time: the next may succeed."""
+        """Begins an image of a state whose last events are still to be written: where calls come fast, there always are
+        some. If it can't be made, nothing is lost but time: the next may succeed."""
         machine = self.controller.machine
         try:
             copy = Forked(lambda: packed(self.controller.image()))

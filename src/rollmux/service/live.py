@@ -39,7 +39,7 @@ class Live:
     failed: str = ""  # why the first rank left, if its work was not done
     waits: dict[int, tuple[str, float]] = field(
         default_factory=dict
-    )  # lives that wait for a place, and when last heard
+    )  # lives of the script that wait for a place, and when each was last heard
     deserted: tuple[float, str] | None = None  # since when no process is there, and why; no call has come since
     leased: bool = False  # it has heard of a lease, so that something may have been done
     is_missed: bool = False  # it came to an earlier life of the controller, had no lease, and has not called this one
@@ -47,7 +47,9 @@ class Live:
     latest_over: tuple[int, str] = (0, "")  # the latest attempt that is over, and why
 
     def alive(self, now: float, rank: int, lease_s: float) -> bool:
-        """This rank shows life; whether all have done so lately. For a rank that never has, the first one's counts."""
+        """This rank shows life; returns whether all ranks have done so lately. As long as one never has, the time since
+        the first rank's first sign counts.
+        """
         self.heard.pop(rank, None)
         self.heard[rank] = now
         since = self._since(now)

@@ -249,7 +249,7 @@ def _submission(call: Call) -> Submission:
 
 
 def _tenant(call: Call) -> str:
-    """The tenant of a new job. An admin's jobs are of no tenant: they bear the admin's own name."""
+    """The tenant of a new job. An admin's jobs bear the admin's own name, which no tenant has."""
     return call.caller.tenant or call.caller.name
 
 

@@ -52,7 +52,7 @@ class _Node(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether the books count it. A lost node that no job is pinned to is only remembered as drained."""
+        """Whether the books count it. A lost node that no job is pinned to is only remembered for being drained."""
         return bool(self.group) or self.state != NodeState.LOST.value
 
 

@@ -253,7 +253,7 @@ class RayLauncher:
         raise LaunchFailed(f"job {intent.job!r} was not up within {self.pace.start_s:g} s")
 
     async def _is_void(self, intent: Intent) -> bool:
-        """Whether Ray will never have this attempt: the attempt or an empty submission takes its id first."""
+        """Makes sure whether Ray will never have this attempt: it won't if an empty submission gets its id first."""
         while True:
             try:
                 await self.ray.submit(Wish(intent.id, NOTHING, metadata=VOID))
@@ -326,9 +326,9 @@ class RayLauncher:
         return f"{WORDLESS}: {last}" if last else WORDLESS
 
     async def _found_again(self, intent: Intent) -> Collection[str]:
-        """Ray's ids of the attempt's nodes then, and of all our nodes now: with a new head nodes get new ids.
+        """Ray's ids of the attempt's nodes at its start, and of all our nodes now: with a new head nodes get new ids.
 
-        Which node of ours is which of Ray's may have changed too. Nodes that stay away are not waited for for ever.
+        Which node of ours is which of Ray's may have changed too. After a while, nodes that stay away are left out.
         """
         async for _ in self._rounds(self.pace.sweep_s):
             with suppress(RayTrouble):

@@ -130,7 +130,8 @@ def _plan(plan: RayPlan, part: Part, folder: str, files: AttemptFiles) -> Plan:
 def _for_actors(env: Mapping[str, str]) -> dict[str, str]:
     """Variables by which the actors of a rank that calls `ray.init()` know the controller, as in jobs of Ray's own.
 
-    Else actors have their nodes' environment, and a training loop may be in one of them. A rank may tell them itself.
+    Without these, actors have only their nodes' environment, and a training loop may be in one of them. A rank may also
+    give its actors an environment itself.
     """
     controller = {name: value for name, value in env.items() if name.startswith("ROLLMUX_")}
     config = {"runtime_env": {"env_vars": controller | {"ROLLMUX_RANK": "0"}}, "metadata": {}}
