@@ -24,6 +24,7 @@ from rollmux.sim.cast import Cast, Delays
 from tests.mux.world import (
     ELASTIC,
     FINISHED,
+    FINITE,
     LOST,
     RELEASE,
     ROLLOUT,
@@ -186,6 +187,20 @@ LATE: list[ev.Event] = [
 @pytest.mark.parametrize("event", LATE, ids=str)
 def test_what_is_known_already_changes_nothing(event: ev.Event) -> None:
     busy_world().ignores(event)
+
+
+def test_what_is_said_of_an_old_lease_by_a_job_that_waits_for_a_place_again_changes_nothing() -> None:
+    world = World(FINITE)
+    for node, pool in (("r", "rollout"), ("t", "train")):
+        world.tell(ev.NodeJoined(node, pool))
+    world.run(job("A"))
+    lease = world.begin("A", ROLLOUT)
+    world.tell(ev.NodeLost("r"))
+    world.tell(ev.JobStopped("A", 1))
+    assert world.state("A") is Job.QUEUED
+    world.ignores(ev.PhaseFinished("A", lease.epoch))
+    world.ignores(ev.PhaseFailed("A", lease.epoch, "its node is gone"))
+    world.refuses(ev.PhaseFinished("A", lease.epoch + 1))
 
 
 def test_a_request_that_is_repeated_has_the_same_answer() -> None:

@@ -328,6 +328,20 @@ def test_nobody_is_moved_while_somebody_waits() -> None:
     assert cast.jobs["C"].target is None
 
 
+def test_while_a_job_is_being_stopped_for_its_move_no_other_move_is_decided() -> None:
+    machine = started(*(job(name, cold_start_s=1.0, iterations=50) for name in "ABCDEFGH"), max_group=2)
+
+    def moving() -> list[str]:
+        return [name for name, record in machine.state.jobs.items() if record.target or record.attempt == 2]
+
+    gone(machine, "A", "D")
+    (first,) = moving()
+    gone(machine, "F", "H")
+    assert moving() == [first]
+    machine.handle(0.0, ev.JobStopped(first, 1))
+    assert len(moving()) == 2
+
+
 @pytest.mark.parametrize(("at", "moves"), [(250.0, False), (299.5, False), (300.0, True), (350.0, True)])
 def test_a_moved_job_stays_until_its_move_has_paid_for_itself(at: float, moves: bool) -> None:
     """C is to move in beside B at 10, goes at 100 and is there at 300. Once B has left, it could move on to E."""
@@ -336,6 +350,7 @@ def test_a_moved_job_stays_until_its_move_has_paid_for_itself(at: float, moves: 
     cast.run(10.0)
     cast.cancel("A", "D")
     assert cast.jobs["C"].target is not None
+    assert cast.jobs["C"].settled_until > cast.now
     cast.run(150.0)
     assert cast.jobs["C"].group_id == "group-0"
     cast.cancel("F")
