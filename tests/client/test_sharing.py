@@ -48,34 +48,39 @@ def test_three_jobs_on_the_same_nodes_never_meet_and_do_each_step_once() -> None
 
 
 def test_rollouts_that_roam_run_on_whichever_of_their_nodes_is_free() -> None:
+    """The first job finds no other node and stays on its own. While it is there the others roll out one after the other
+    on the second node; once it has left, both at the same time.
+    """
     world, floor, crowd = World(rollout=2), Floor(), Crowd()
     rollout = {"nodes": 1, "duration_s": 100.0, "pause_s": 1.0}
     roaming = {"rollout": rollout, "train": {**rollout, "duration_s": 20.0}, "slo": 1.5, "rollout_spares": 1}
-    places: dict[str, tuple[str, ...]] = {}
-    seen: Counter[tuple[str, str]] = Counter()
-    all_are_placed = Barrier(3)
+    seen: dict[str, list[str]] = {name: [] for name in "abc"}
+    all_are_placed, others_have_rolled, both_roll = Barrier(3), Barrier(3), Barrier(2)
 
     def work(name: str) -> None:
         with world.connect(job_data(name, **roaming)) as mux:
-            places[name] = mux.rollout_nodes
-            assert mux.roams == (len(mux.rollout_nodes) > 1)
-            all_are_placed.wait(FOREVER_S)  # else one may be done before another has come
-            for _ in mux.steps(12):
+            assert mux.roams == (len(mux.rollout_nodes) == 2)
+            all_are_placed.wait(FOREVER_S)
+            for step in mux.steps(3 if mux.roams else 1):
                 with mux.phase("rollout", state=Engine()) as phase, floor.on(phase.nodes, name):
                     (node,) = phase.nodes
-                    seen[name, node] += 1
-                    sleep(0.004)
+                    assert node in mux.rollout_nodes
+                    seen[name].append(node)
+                    if not mux.roams:
+                        others_have_rolled.wait(FOREVER_S)
+                    elif step == 1:
+                        both_roll.wait(FOREVER_S)
+                if mux.roams and step == 0:
+                    others_have_rolled.wait(FOREVER_S)
                 with mux.phase("train") as phase, floor.on(phase.nodes, name):
-                    sleep(0.001)
+                    pass
 
     for name in "abc":
         crowd.start(lambda name=name: work(name))  # type: ignore[misc]
     crowd.join()
-    assert sorted(map(len, places.values())) == [1, 2, 2]  # the first one found no other node
-    assert all(node in places[name] for name, node in seen)
-    assert sum(seen.values()) == 36
-    both = [name for name in "abc" if seen[name, "rollout-0"] and seen[name, "rollout-1"]]
-    assert both
+    (own,), *others = sorted(seen.values(), key=len)
+    assert [nodes[0] for nodes in others] == ["rollout-1" if own == "rollout-0" else "rollout-0"] * 2
+    assert {nodes[1] for nodes in others} == {"rollout-0", "rollout-1"}
     assert {world.ended(name) for name in "abc"} == {"finished"}
 
 
