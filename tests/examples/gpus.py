@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
+from rollmux.protocol.messages import Report, Said
 from tests.client.world import World
 
 
@@ -36,6 +38,19 @@ class Gpus:
         with self.lock:
             assert self.on[job] >= set(here), f"{what} of {job} without {here}"
             self.done.append((job, what))
+
+
+class Emptied(World):
+    """One node for both phases. A job that says that its lease is over must have left the GPUs."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(shared=1, **more)
+        self.gpus, self.left_behind = Gpus(self), list[str]()
+
+    def _answer(self, job_id: str, verb: str, message: Any) -> Any:
+        if isinstance(message, Report) and message.said in {Said.FINISHED, Said.FAILED} and job_id in self.gpus.on:
+            self.left_behind.append(f"{self.gpus.on[job_id]} of {job_id}, which said {message.said.value}")
+        return super()._answer(job_id, verb, message)
 
 
 def held_by(world: World, job: str) -> tuple[str, ...]:

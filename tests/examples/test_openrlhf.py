@@ -20,28 +20,15 @@ import pytest
 
 import rollmux
 from rollmux.client import LeaseLost
-from rollmux.protocol.messages import Ask, Report, Said
+from rollmux.protocol.messages import Ask, Said
 from tests.client.world import Crowd, World, job_data
 from tests.examples import openrlhf_stand_in as openrlhf
-from tests.examples.gpus import Gpus, held_by
+from tests.examples.gpus import Emptied, Gpus, held_by
 from tests.examples.openrlhf_stand_in import Place
 from tests.examples.playing import EXAMPLES
 
 STEPS = 4
 SCRIPT = EXAMPLES / "openrlhf" / "leased.py"
-
-
-class Emptied(World):
-    """One node for both phases, where whoever says that its lease is over has left the GPUs."""
-
-    def __init__(self, **more: Any) -> None:
-        super().__init__(shared=1, **more)
-        self.gpus, self.left_behind = Gpus(self), list[str]()
-
-    def _answer(self, job_id: str, verb: str, message: Any) -> Any:
-        if isinstance(message, Report) and message.said in {Said.FINISHED, Said.FAILED} and job_id in self.gpus.on:
-            self.left_behind.append(f"{self.gpus.on[job_id]} of {job_id}, which said {message.said.value}")
-        return super()._answer(job_id, verb, message)
 
 
 @dataclass
