@@ -1,5 +1,6 @@
-"""Journals to test: each test that asks for one runs over a file and over a PostgreSQL server."""
+"""Journals to test, each over a file and over a PostgreSQL server, and a certificate."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,3 +23,15 @@ def server() -> Iterator[Server]:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Where a journal may be begun."""
     return InFile(tmp_path) if request.param == "file" else OnServer(tmp_path, request.getfixturevalue("server"))
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for this machine that nobody has signed, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = folder / "certificate.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    where = ["-out", str(made[0]), "-keyout", str(made[1])]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    subprocess.run(["openssl", "req", "-x509", "-nodes", *curve, *subject, *where], check=True, capture_output=True)
+    return made

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvloop
 
 from rollmux.mux.cluster_state import Checks, Rules
 from rollmux.mux.hardware import GB, Cluster, NodeType, Pool
@@ -32,7 +33,7 @@ class Served:
         self.service = service
         self.admin = service.tokens.create("admin", Role.ADMIN) if not service.tokens.names() else ""
         self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(10)
@@ -84,9 +85,10 @@ def served(
     rules: Rules = RULES,
     journal: Callable[[Path], Journal] = SqliteJournal,
     port: int = 0,
+    certificate: tuple[Path, Path] | tuple[None, None] = (None, None),
 ) -> Iterator[Served]:
     """A controller over this folder, as long as the block lasts."""
-    wanted = Wanted(cluster, RollmuxPolicy(), folder, rules, port=port)
+    wanted = Wanted(cluster, RollmuxPolicy(), folder, rules, port=port, certificate=certificate[0], key=certificate[1])
     there = Served(Service(wanted, ProcessLauncher(folder), journal))
     try:
         yield there

@@ -1,7 +1,6 @@
 """What comes before a call is whole is bounded: whoever sends it may be a stranger."""
 
 import gc
-import resource
 import socket
 import struct
 import time
@@ -15,13 +14,14 @@ import pytest
 
 from rollmux.cli.remote import NoController, Remote
 from rollmux.protocol.views import Health
-from rollmux.service import heads, serve
-from rollmux.service.heads import MOST_HEAD_BYTES, BoundedHttp, most_connections
+from rollmux.service import gate, heads, serve, stream
+from rollmux.service.heads import MOST_HEAD_BYTES, BoundedHttp
 from tests.service.serving import Served, served
 from tests.waiting import until
 
 WHOLE = b"GET /healthz HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"
 LONG_ANSWER = b"GET /openapi.json HTTP/1.1\r\nhost: here\r\nconnection: keep-alive\r\n\r\n"
+EVENTS = b"GET /v1/events HTTP/1.1\r\nhost: here\r\nauthorization: Bearer %s\r\n\r\n"
 BEGUN = b"POST /v1/quote HTTP/1.1\r\nhost: here\r\n"
 
 
@@ -116,6 +116,19 @@ def test_who_breaks_off_amid_an_answer_leaves_nothing_behind(there: Served) -> N
         there.get("/healthz")
 
 
+def test_who_makes_another_call_amid_an_answer_and_goes_away_is_no_error_of_the_controller(
+    there: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "ALIVE_S", 0.01)
+    assert there.service._server is not None
+    at_work = there.service._server.server_state.tasks
+    with closing(connected(there)) as caller:
+        caller.sendall(EVENTS % there.admin.encode() + WHOLE)
+        assert caller.recv(100).startswith(b"HTTP/1.1 200")
+    until(lambda: not at_work)
+    assert not caplog.records
+
+
 def test_who_sends_without_end_has_one_turn_of_many(there: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     read, at_once = list[int](), BoundedHttp.data_received
 
@@ -186,7 +199,7 @@ def test_who_comes_when_all_connections_are_taken_is_told_so_and_those_that_are_
 ) -> None:
     with served(tmp_path) as there:
         assert there.get("/healthz")["ok"]  # a connection that stays
-        monkeypatch.setattr(heads, "MOST_CONNECTIONS", 3)
+        monkeypatch.setattr(gate, "MOST_CONNECTIONS", 3)
         with closing(connected(there)), closing(connected(there)):
             assert answer_to(there).startswith(b"HTTP/1.1 503")
             assert answer_to(there, WHOLE).startswith(b"HTTP/1.1 503")
@@ -198,8 +211,3 @@ def test_who_comes_when_all_connections_are_taken_is_told_so_and_those_that_are_
                 return
             time.sleep(0.05)
         pytest.fail("nobody is let in again")
-
-
-@pytest.mark.parametrize(("files", "most"), [(1024, 768), (resource.RLIM_INFINITY, 786432)])
-def test_files_are_left_for_the_journal(files: int, most: int) -> None:
-    assert most_connections(files) == most

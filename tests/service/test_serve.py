@@ -28,7 +28,6 @@ from rollmux.cli.serve import warn_if_moved
 from rollmux.errors import InvariantViolated
 from rollmux.mux import events as ev
 from rollmux.mux.policies.rollmux import RollmuxPolicy
-from rollmux.service import door as doors
 from rollmux.service import errands, serve
 from rollmux.service.controller import Errand
 from rollmux.service.door import Door
@@ -41,7 +40,6 @@ from tests.service.memory_journal import MemoryJournal
 from tests.service.running import CLUSTER, clean_env, running
 from tests.service.serving import RULES, SMALL, Served, job, served
 from tests.service.test_app import SmallDisk
-from tests.waiting import until
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -92,18 +90,6 @@ def test_while_it_recovers_it_is_alive_and_not_ready_and_every_call_is_told_to_c
         assert client.get("/readyz").json()["state"] == "ready"
         assert [view["job"] for view in client.get("/v1/cluster").json()["jobs"]] == ["a"]
     there.close()
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this machine that nobody has signed, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    made = folder / "certificate.pem", folder / "key.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    where = ["-out", str(made[0]), "-keyout", str(made[1])]
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    subprocess.run(["openssl", "req", "-x509", "-nodes", *curve, *subject, *where], check=True, capture_output=True)
-    return made
 
 
 def test_with_a_certificate_it_speaks_tls_from_its_start_on(certificate: tuple[Path, Path]) -> None:
@@ -471,24 +457,6 @@ def test_a_controller_that_is_told_to_end_in_the_moment_in_which_all_has_started
         await asyncio.wait_for(service.run(), 5.0)
 
     asyncio.run(story())
-
-
-def test_at_the_door_are_no_more_than_files_are_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "MOST_CONNECTIONS", 2)
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        at, there = bound.getsockname(), Door(bound)
-        connected = partial(socket.create_connection, at, timeout=10)
-        with connected(), connected(), connected() as third:
-            assert third.recv(1) == b""
-        until(lambda: answered(f"http://127.0.0.1:{at[1]}/healthz"))  # once they are seen to be gone
-        there.close()
-
-
-def answered(url: str) -> bool:
-    with suppress(httpx.HTTPError):
-        return httpx.get(url, timeout=5, verify=False).status_code == 200
-    return False
 
 
 def test_whoever_comes_while_the_door_closes_is_answered_or_sent_away() -> None:

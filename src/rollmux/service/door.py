@@ -9,7 +9,6 @@ import re
 import socket
 import ssl
 from collections.abc import Coroutine
-from contextlib import suppress
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ import msgspec
 from rollmux import __version__
 from rollmux.protocol.messages import Refusal
 from rollmux.protocol.views import Health, Standing
-from rollmux.service.heads import MOST_CONNECTIONS
+from rollmux.service.gate import Gate
 
 T = TypeVar("T")
 
@@ -35,9 +34,7 @@ class Door:
 
     def __init__(self, at: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self._at, self._tls = at.dup(), tls
-        self._at.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        self._guests: set[asyncio.Task[None]] = set()
         self._thread = Thread(target=self._loop.run_forever, name="door", daemon=True)
         self._thread.start()
         self._in_loop(self._open())
@@ -54,30 +51,13 @@ class Door:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _open(self) -> None:
-        self._at.listen()
-        self._loop.add_reader(self._at, self._let_in)
-
-    def _let_in(self) -> None:
-        """Accepts by hand: a caller that asyncio's own server accepts as it is closed would never be answered."""
-        with suppress(OSError):
-            guest, _ = self._at.accept()
-            if len(self._guests) >= MOST_CONNECTIONS:  # without a file left this would be called for nothing, on and on
-                guest.close()
-                return
-            guest.setblocking(False)
-            meeting = self._loop.create_task(self._meet(guest))
-            self._guests.add(meeting)
-            meeting.add_done_callback(self._guests.discard)
+        # By hand: a caller that asyncio's own server accepts as it is closed would never be answered.
+        self._gate = Gate(self._at, self._meet)
 
     async def _end(self) -> None:
-        self._loop.remove_reader(self._at)
+        self._gate.close()
         self._at.close()
-        until = self._loop.time() + LAST_WORDS_S
-        while open_ones := asyncio.all_tasks() - {asyncio.current_task()}:
-            _, silent = await asyncio.wait(open_ones, timeout=max(0.0, until - self._loop.time()))
-            for task in silent:
-                task.cancel()
-            await asyncio.gather(*open_ones, return_exceptions=True)
+        await self._gate.wait_closed(LAST_WORDS_S)
         await asyncio.sleep(0.01)  # what was closed just now really closes in the loop's next round
 
     async def _meet(self, guest: socket.socket) -> None:

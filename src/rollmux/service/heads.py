@@ -2,19 +2,18 @@
 
 The sender may be a stranger. Invariant: before its call is whole a sender has no more than `MOST_HEAD_BYTES` of the
 controller's memory (and the little that was read with them), nor a connection for longer than `HEAD_S`, and `BODY_S`
-for the rest of a call, answered or not; a sender that takes nothing of the answers loses its connection; and whatever
-comes, files are left for the journal and for processes.
+for the rest of a call, answered or not; and a sender that takes nothing of the answers loses its connection.
 """
 
 import asyncio
-import logging
-import resource
 from math import inf
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from rollmux.protocol.messages import Refusal
+from rollmux.service import gate
 
 # The longest path of a call is below 1 KiB, a token of a job below 10.
 MOST_HEAD_BYTES = 64 * 1024
@@ -25,27 +24,12 @@ BODY_S = 60.0
 # The time between two looks whether the other end has taken something of the answers that wait for it.
 TAKEN_S = 60.0
 
-# Which part of the files that this process may have open may be connections.
-SHARE_OF_FILES = 0.75
-# The time between two lines in the log about connections for which there was no room.
-COMPLAINT_S = 60.0
-
 _TOO_LARGE, _TOO_LATE, _TOO_MANY = 431, 408, 503
 _WHY = {
     _TOO_LARGE: "what came before the call was whole is too large",
     _TOO_LATE: "the call was not whole in time",
     _TOO_MANY: "all connections of the controller are taken: try again in a moment",
 }
-
-log = logging.getLogger("rollmux.service")
-
-
-def most_connections(files: int) -> int:
-    """The most connections of a process that may have so many open files."""
-    return int((1 << 20 if files == resource.RLIM_INFINITY else files) * SHARE_OF_FILES)
-
-
-MOST_CONNECTIONS = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -54,12 +38,12 @@ class BoundedHttp(HttpToolsProtocol):
     _came = 0  # bytes of a head, or between parts of a body, that have not led to anything yet
     _late: asyncio.TimerHandle | None = None
     _next_look: asyncio.TimerHandle | None = None  # whether what is sent is taken
-    _complains_at = 0.0
+    _answering: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            self._complain(self.loop.time())
+        if len(self.connections) > gate.MOST_CONNECTIONS:
+            gate.complain(self.loop.time())
             self._refuse(_TOO_MANY)
         else:
             self._wait(HEAD_S)
@@ -67,6 +51,9 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._settle()
         self._look_no_more()
+        if self._answering is not None:  # uvicorn tells only the call that came last
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn does so only where the other end has closed in good order
 
@@ -102,6 +89,10 @@ class BoundedHttp(HttpToolsProtocol):
         self._settle()
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._look_whether_taken(inf)
@@ -109,13 +100,6 @@ class BoundedHttp(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._look_no_more()
-
-    @classmethod
-    def _complain(cls, now: float) -> None:
-        """Writes one line in a while, however many connections come."""
-        if now >= cls._complains_at:
-            cls._complains_at = now + COMPLAINT_S
-            log.warning("no more than %d connections at a time: let it have more open files", MOST_CONNECTIONS)
 
     def _wait(self, limit_s: float) -> None:
         self._late = self.loop.call_later(limit_s, self._refuse, _TOO_LATE)

@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,12 @@ from rollmux.mux.cluster_state import Rules
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.policies import Policy
 from rollmux.protocol.node_means import Means
+from rollmux.service import heads
 from rollmux.service.app import App
 from rollmux.service.door import Door
 from rollmux.service.errands import Errands
 from rollmux.service.garbage import collect_forever
-from rollmux.service.heads import BoundedHttp
+from rollmux.service.gate import Gate
 from rollmux.service.held_means import keep, require_kept
 from rollmux.service.host import Host
 from rollmux.service.journal import Journal, SqliteJournal
@@ -79,18 +80,41 @@ class Wanted:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs the service."""
+    """Lets callers in by a gate, and leaves signals to whoever runs the service."""
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._tls = tls
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        known = self.server_state.connections
+        self.servers = [Gate(each, self._meet, lambda: len(known)) for each in sockets]  # type: ignore[misc]
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for each in self.servers:
+            each.close()
+            await each.wait_closed()  # who does not speak yet would hold the end up
+        await super().shutdown(sockets)
+
+    async def _meet(self, guest: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        connection = partial(heads.BoundedHttp, self.config, self.server_state, {}, loop)
+        limit_s = heads.HEAD_S if self._tls else None
+        with suppress(OSError):  # a stranger who does not speak TLS, or is silent
+            await loop.connect_accepted_socket(connection, guest, ssl=self._tls, ssl_handshake_timeout=limit_s)
 
 
 class Service:
     """A controller that can be started and stopped within a running event loop."""
 
     def __init__(self, wanted: Wanted, launcher: Launcher, journal: Callable[[Path], Journal] = SqliteJournal) -> None:
-        tls = _tls(wanted)
+        self._tls = _tls(wanted)
         wanted.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.wanted = wanted
         with ExitStack() as undone:
@@ -100,7 +124,7 @@ class Service:
             self.journal = undone.enter_context(closing(journal(wanted.folder / "journal.db")))
             _require_known(wanted)
             self._socket = undone.enter_context(_bound(wanted.host, wanted.port))
-            self._door = undone.enter_context(closing(Door(self._socket, tls)))
+            self._door = undone.enter_context(closing(Door(self._socket, self._tls)))
             began = time.perf_counter()
             self.controller, begins_at = recover(
                 self.journal,
@@ -154,7 +178,7 @@ class Service:
             return
         config = uvicorn.Config(
             app,
-            http=BoundedHttp,
+            http=heads.BoundedHttp,
             ws="none",  # if a library for WebSockets is installed, strangers could leave `BoundedHttp` by it
             log_config=None,
             access_log=False,
@@ -162,10 +186,8 @@ class Service:
             lifespan="off",
             timeout_graceful_shutdown=DRAIN_S,
             timeout_keep_alive=KEEP_S,
-            ssl_certfile=self.wanted.certificate,
-            ssl_keyfile=self.wanted.key,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, self._tls)
         self._door.close()
         log.info("ready at %s", self.url)
         if ready is not None:
