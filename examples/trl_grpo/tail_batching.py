@@ -73,9 +73,10 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.rollout = self._new_rollout()
         self._samples: tuple[Sample, ...] = ()
         self._figures = dict[str, float]()
-        self._began: tuple[int, dict[str, Any]] | None = None  # step under way, and the state before its first round
+        # The step under way, its first batch that began a round, and the state before that.
+        self._began: tuple[int, int, dict[str, Any]] | None = None
         self._phase: Callable[[str], AbstractContextManager[object]] = nullcontext if mux is None else mux.phase
-        self._training = ExitStack()
+        self._leased, self._kind = ExitStack(), ""
 
     @property
     def most(self) -> int:
@@ -108,11 +109,18 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def roll(self) -> Rolled:
         """Plays a round with the model's present weights."""
-        self._training.close()  # there is nothing to close before the first
-        with self._phase("rollout"), self._drawer.awake():
+        self._enter("rollout")
+        with self._drawer.awake():
             rolled, self._figures = self._round()
-        self._training.enter_context(self._phase("train"))
+        self._enter("train")
         return rolled
+
+    def _enter(self, kind: str) -> None:
+        if kind != self._kind:
+            self._kind = ""
+            self._leased.close()  # there is nothing to close before the first
+            self._leased.enter_context(self._phase(kind))
+            self._kind = kind
 
     def _round(self) -> tuple[Rolled, dict[str, float]]:
         """The result of the round, and its figures for TRL's trackers."""
@@ -134,13 +142,15 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         their epoch, it may be too many, but never too few.
         """
         args, steps = self.args, self.state.max_steps - self.state.global_step
-        left = ceil(steps * args.gradient_accumulation_steps / (args.steps_per_generation * self.num_iterations))
-        return left or None
+        done = 0 if self._began is None else self._step - self._began[1]  # batches of the step under way
+        left = steps * args.gradient_accumulation_steps - done
+        return ceil(left / (args.steps_per_generation * self.num_iterations)) or None
 
     def train(self, *args: Any, **more: Any) -> Any:
         self._last_loaded_step = -1  # steps count anew, and vLLM may have an old one's weights
-        self._began = None
-        with self._training:
+        self._step, self._buffered_inputs = 0, None  # TRL would go on with what an earlier run left of a round
+        self._began, self._kind = None, ""
+        with self._leased:
             try:
                 return super().train(*args, **more)
             except BaseException:  # Ctrl-C, too
@@ -150,15 +160,17 @@ class TailBatchedTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _put_back(self) -> None:
         """Puts back the rows of which no update was made: if training goes on, they are drawn again."""
         if self._began is not None and self._began[0] == self.state.global_step:
-            self._go_on_from(self._began[1])
+            self._go_on_from(self._began[2])
 
     # -- where TRL asks ------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
+            if self.is_in_train and not self._kind:  # eval_on_start: it belongs to the rollout that comes after it
+                self._enter("rollout")
             return dict(super()._generate_and_score_completions(inputs))
         if self._began is None or self._began[0] != self.state.global_step:
-            self._began = self.state.global_step, self._state()
+            self._began = self.state.global_step, self._step, self._state()
         rolled = self.roll()
         for name, value in self._figures.items():
             self._log_metric(f"tail_batching/{name}", value)

@@ -4,7 +4,8 @@ Responses are as long as chance has them: the model is new, and ends one at any 
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count
@@ -121,8 +122,9 @@ def test_each_row_is_trained_once_an_epoch_in_whole_groups_and_long_ones_in_long
         {"num_iterations": 2},
         {"gradient_accumulation_steps": 2, "per_device_train_batch_size": PROMPTS * GROUP // 2},
         {"steps_per_generation": 2, "per_device_train_batch_size": PROMPTS * GROUP // 2},
+        {"steps_per_generation": 1, "gradient_accumulation_steps": 5},
     ],
-    ids=lambda settings: next(iter(settings), "one step a round"),
+    ids=lambda settings: "-".join(settings) or "one step a round",
 )
 def test_who_is_put_off_in_the_last_rounds_of_an_epoch_is_trained_too(make: Make, settings: dict[str, Any]) -> None:
     trainer = make(max_steps=-1, num_train_epochs=1, **settings)
@@ -239,6 +241,40 @@ def test_rows_of_which_no_update_was_made_are_drawn_anew(
     assert sum(account.trained for account in trainer.rollout.batcher.accounts().values()) == (updates + 2) * a_step
 
 
+@pytest.mark.parametrize(
+    ("settings", "batches"),
+    [
+        ({"gradient_accumulation_steps": 2, "per_device_train_batch_size": PROMPTS * GROUP // 2}, 2),
+        ({"num_iterations": 2}, 1),
+    ],
+    ids=["Ctrl-C amid a step", "steps that end amid a round"],
+)
+def test_what_one_run_left_of_a_round_is_not_trained_by_the_next(
+    make: Make, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], batches: int
+) -> None:
+    trainer, done = make(max_steps=1, **settings), list[str]()
+    roll, loss = trainer.roll, trainer.compute_loss
+
+    def begun() -> Rolled:
+        done.append("round")
+        rolled: Rolled = roll()
+        return rolled
+
+    def trained(*given: Any, **more: Any) -> Any:
+        done.append("batch")
+        if done == ["round", "batch", "batch"]:
+            raise KeyboardInterrupt
+        return loss(*given, **more)
+
+    monkeypatch.setattr(trainer, "roll", begun)
+    monkeypatch.setattr(trainer, "compute_loss", trained)
+    with suppress(KeyboardInterrupt):
+        trainer.train()
+    assert done == ["round", *["batch"] * batches]
+    trainer.train()
+    assert done == 2 * ["round", *["batch"] * batches]
+
+
 def test_after_ctrl_c_amid_a_round_the_engine_is_idle_and_the_next_train_draws_it_anew(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,6 +363,30 @@ def test_an_evaluation_is_trl_s_own_and_touches_no_round(make: Make) -> None:
     sizes = [len(scored) for scored in asked.rounds]
     assert sizes == [8, 8, 2, 2, 2, 8, 8, 2, 2, 2]
     assert [scored for scored in asked.rounds if len(scored) == PROMPTS * GROUP] == seen.rounds
+
+
+def test_all_that_is_drawn_is_drawn_in_a_rollout_phase_and_what_follows_a_round_is_training(make: Make) -> None:
+    phases = list[str]()
+
+    @contextmanager
+    def phase(kind: str) -> Iterator[None]:
+        phases.append(kind)
+        yield
+        phases.append(f"end of {kind}")
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        phases.append(f"{len(completion_ids)} scored")
+        return [0.0] * len(completion_ids)
+
+    own = {
+        "reward_funcs": reward,
+        "eval_dataset": make().train_dataset.select(range(1)),
+        "mux": SimpleNamespace(phase=phase),
+    }
+    evaluation = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": GROUP}
+    trainer = make(own=own, max_steps=1, **evaluation)
+    trainer.train()
+    assert phases == ["rollout", "2 scored", "end of rollout", "train", "8 scored", "2 scored", "end of train"]
 
 
 def test_between_rounds_the_engine_holds_nothing(make: Make) -> None:
