@@ -143,6 +143,7 @@ class Rollout:
         self._unscored.group_rm = True  # slime then leaves the reward to us: we tell the end of generation first
         self._tasks: dict[Request, asyncio.Task[Any]] = {}
         self._wanted: dict[asyncio.Task[Any], tuple[tuple[Request, ...], Callable[[Any], list[Event]]]] = {}
+        self._scored: set[Prompt] = set()  # those of which a whole group is, or was, with its reward function
         self._batch: Batch | None = None
         self._failures = 0
 
@@ -200,16 +201,22 @@ class Rollout:
             if each.status in LOST:
                 return [self._failed(request, f"the response was {each.status.value}", tokens)]
         self._source.answers[request] = drawn
-        if not self._args.group_rm:
-            self._score((request,))
+        if self._args.group_rm:
+            self._score_group(request.prompt)
         else:
-            group = [each for each in self._source.answers if each.prompt == request.prompt]
-            if len(group) == self._args.n_samples_per_prompt:
-                self._score(tuple(group))
+            self._score((request,))
         return [ResponseGenerated(request, tokens)]
 
+    def _score_group(self, prompt: Prompt) -> None:
+        """Has the first whole group of the prompt's responses scored, if none is yet."""
+        group = [each for each in self._source.answers if each.prompt == prompt]
+        wanted = self._args.n_samples_per_prompt
+        if prompt not in self._scored and len(group) >= wanted:
+            self._scored.add(prompt)
+            self._score(tuple(group[:wanted]))
+
     def _score(self, requests: tuple[Request, ...]) -> None:
-        self._start(requests, self._rewards(requests), lambda _: list(map(self._rewarded, requests)))
+        self._start(requests, self._rewards(requests), lambda _: self._rewarded(requests))
 
     async def _rewards(self, requests: tuple[Request, ...]) -> None:
         group = [self._source.answers[each] for each in requests]
@@ -221,13 +228,19 @@ class Rollout:
         for each, reward in zip(unscored, await batched_async_rm(self._args, unscored), strict=True):
             each.reward = reward
 
-    def _rewarded(self, request: Request) -> Event:
-        drawn = self._source.answers[request]
-        sample = drawn[0] if isinstance(drawn, list) else drawn
-        if sample.reward is None:
-            del self._source.answers[request]
-            return self._failed(request, "there was no reward")
-        return ResponseRewarded(request, float(sample.get_reward_value(self._args)))
+    def _rewarded(self, requests: tuple[Request, ...]) -> list[Event]:
+        """The rewards of a group are of use only together."""
+        drawn = [self._source.answers[each] for each in requests]
+        samples = [each[0] if isinstance(each, list) else each for each in drawn]
+        if all(sample.reward is not None for sample in samples):
+            rewards = [float(sample.get_reward_value(self._args)) for sample in samples]
+            return list(map(ResponseRewarded, requests, rewards))
+        for each in requests:
+            del self._source.answers[each]
+        if self._args.group_rm:
+            self._scored.discard(requests[0].prompt)
+            self._score_group(requests[0].prompt)
+        return [self._failed(each, "there was no reward") for each in requests]
 
     def _failed(self, request: Request, why: str, tokens: int = 0) -> Event:
         self._failures += 1

@@ -43,6 +43,7 @@ class World:
     running: int = 0
     spent: Counter[str] = field(default_factory=Counter)  # tokens drawn for a prompt, whatever became of them
     unscored: set[str] = field(default_factory=set)  # whose first reward is none
+    without: int = 2  # how many of a group have none then
     settings: list[dict[str, Any]] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)
     filtered: list[list[Any]] = field(default_factory=list)
@@ -65,11 +66,11 @@ class World:
     async def reward(self, args: Namespace, asked: Any) -> Any:
         self.scored.append(asked)
         await turns(self.reward_turns(asked))
-        label = first(asked).label
+        label, several = first(asked).label, isinstance(asked, list)
         if label in self.unscored:
             self.unscored.discard(label)
-            return [None for _ in asked] if isinstance(asked, list) else None
-        return [float(place) for place, _ in enumerate(asked)] if isinstance(asked, list) else float(asked.index % 3)
+            return [None if place < self.without else 1.0 for place in range(len(asked))] if several else None
+        return [float(place) for place, _ in enumerate(asked)] if several else float(asked.index % 3)
 
     def source(self) -> Any:
         return self.example.Source(self.args)
@@ -335,6 +336,25 @@ def test_a_group_is_scored_at_once_where_slime_is_told_so(world: World, race: st
     source = world.source()
     world.unscored = {source.dataset.samples[0].label}
     found = world.rollout(source)
+    assert [{sample.reward for sample in group} for group in found.samples] == [{0.0, 1.0}] * 4
+    assert {len(group) for group in world.scored} == {2}
+
+
+@pytest.mark.parametrize("length", [10, 0])
+@pytest.mark.parametrize("without", [1, 2])
+@pytest.mark.parametrize("eta", [1.0, 1.5, 2.0])
+def test_a_group_of_which_one_has_no_reward_is_scored_anew_with_others(
+    world: World, eta: float, without: int, length: int
+) -> None:
+    """They may have been generated, all or some, while the group was scored."""
+    world.args.group_rm, world.args.tail_batching["eta_responses"] = True, eta
+    world.reward_turns, world.without = lambda asked: 5, without
+    if length:
+        world.lengths = lambda sample: length
+    source = world.source()
+    world.unscored = {sample.label for sample in source.dataset.samples}
+    found = world.rollout(source)
+    assert of(found, "failed") >= 8
     assert [{sample.reward for sample in group} for group in found.samples] == [{0.0, 1.0}] * 4
     assert {len(group) for group in world.scored} == {2}
 
