@@ -386,6 +386,7 @@ def _require_fitting(trainer: TailBatchedTrainer, wanted: int, batching: Batchin
         "vllm_structured_outputs_regex": args.vllm_structured_outputs_regex,
         "remove_unused_columns (rewards may want them)": args.remove_unused_columns,
         "shuffle_dataset=False (rows are drawn in an order of its own)": not args.shuffle_dataset,
+        "max_completion_length=None": args.max_completion_length is None,
         "quotas (rows are of one kind)": batching.quotas,
         f"race {race.value!r} (it is one of {', '.join(each.value for each in RACES)})": race not in RACES,
         f"top_k, min_p, repetition_penalty and generation_kwargs {alone}": (

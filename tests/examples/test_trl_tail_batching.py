@@ -406,6 +406,7 @@ def test_between_rounds_the_engine_holds_nothing(make: Make) -> None:
         ("use_transformers_continuous_batching", {"use_transformers_continuous_batching": True}),
         ("rollout_func", {"own": {"rollout_func": lambda prompts, trainer: {}}}),
         ("shuffle_dataset", {"shuffle_dataset": False}),
+        ("max_completion_length", {"max_completion_length": None}),
         ("cast_lm_head_to_fp32", {"cast_lm_head_to_fp32": True}),
         ("race 'rewarded'", {"own": {"tail": {"race": "rewarded"}}}),
         ("quotas", {"own": {"tail": {"quotas": {"sums": PROMPTS}}}}),
