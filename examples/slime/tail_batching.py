@@ -196,6 +196,8 @@ class Rollout:
 
     def _generated(self, request: Request, drawn: Drawn) -> list[Event]:
         samples = drawn if isinstance(drawn, list) else [drawn]
+        if not samples:
+            return [self._failed(request, "the response has no sample")]
         tokens = sum(each.response_length for each in samples)
         for each in samples:
             if each.status in LOST:

@@ -40,6 +40,7 @@ class World:
     status: Callable[[Any], str] = lambda sample: "completed"
     reward_turns: Callable[[Any], int] = lambda sample: 0
     pieces: int = 0  # into which a response is split
+    empty: set[str] = field(default_factory=set)  # whose first response is split into none
     running: int = 0
     spent: Counter[str] = field(default_factory=Counter)  # tokens drawn for a prompt, whatever became of them
     unscored: set[str] = field(default_factory=set)  # whose first reward is none
@@ -61,6 +62,9 @@ class World:
             self.running -= 1
         sample.response_length, sample.response = self.lengths(sample), "said"
         sample.status = type(sample.status)(self.status(sample))
+        if sample.label in self.empty:
+            self.empty.discard(sample.label)
+            return []
         return [sample] * self.pieces if self.pieces else sample
 
     async def reward(self, args: Namespace, asked: Any) -> Any:
@@ -357,6 +361,14 @@ def test_a_group_of_which_one_has_no_reward_is_scored_anew_with_others(
     assert of(found, "failed") >= 8
     assert [{sample.reward for sample in group} for group in found.samples] == [{0.0, 1.0}] * 4
     assert {len(group) for group in world.scored} == {2}
+
+
+def test_an_agent_that_gives_no_sample_has_failed(world: World) -> None:
+    source = world.source()
+    world.pieces, world.empty = 2, {sample.label for sample in source.dataset.samples}
+    found = world.rollout(source)
+    assert of(found, "failed") >= 4
+    assert [[len(response) for response in group] for group in found.samples] == [[2, 2]] * 4
 
 
 def test_a_response_without_a_reward_is_drawn_again(world: World) -> None:
