@@ -5,6 +5,7 @@ begins: the call itself is the rollout, and all between two calls, rewards too, 
 """
 
 import copy
+import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from rollmux.runtime.engine.slots import slots
 STEPS, RESPONSES, GROUP = 12, 128, 16
 
 name, seed = sys.argv[1], int(sys.argv[2])
+rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets them
 phase = {"nodes": 1, "duration_s": 0.3}
 job = {"name": name, "slo": 2.5, "iterations": STEPS, "rollout": phase, "train": phase}
 
@@ -37,7 +39,7 @@ def generate(prompts: list[str], step: int) -> dict[str, list[Any]]:
         engine.update(step, dict(policy.named_parameters()))
     prompt_ids = tokenizer(prompts)["input_ids"]
     for place, ids in enumerate(prompt_ids):
-        lot = (seed * STEPS + step) * RESPONSES + place
+        lot = ((seed * STEPS + step) * ranks + rank) * RESPONSES + place
         engine.submit(GenerationRequest(str(place), tuple(ids), COUNTED, seed=lot, stop_tokens=(DIGITS,)))
     ended = {int(event.id): event.response for event in stream(engine) if isinstance(event, Ended)}
     responses = [ended[place] for place in range(len(prompts))]
