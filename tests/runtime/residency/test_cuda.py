@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, cuda, driver, sheet
+from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, Visitor, cuda, driver, sheet
 from rollmux.runtime.residency.checksum import LINE, checksum, digests, sums_of
 from rollmux.runtime.residency.cuda import STREAMS, CudaMemory
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
@@ -298,8 +298,34 @@ def test_memory_that_the_allocator_does_not_give_back_is_not_free(
     resident.offload()
     resident.load()
     gpu.keeps_bytes = CHUNK_BYTES
-    with pytest.raises(NotFreed, match=told):
-        resident.offload()
+    for _ in range(2):  # asked again, it does not pretend
+        with pytest.raises(NotFreed, match=told):
+            resident.offload()
+    gpu.keeps_bytes = 0
+    resident.offload()
+    assert gpu.reserved == 0
+
+
+@pytest.mark.parametrize("make", [Resident, Visitor], ids=["resident", "visitor"])
+def test_memory_that_others_held_goes_back_to_the_device_once_they_have_let_go(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, make: type
+) -> None:
+    """Until then torch's allocator can't give it back, and then nobody has told it to."""
+    gpu = on_a_fake(monkeypatch)
+    state, memory = gpu.put(some(1)), CudaMemory(torch.device("cuda"))
+    if make is Resident:
+        moved: Resident | Visitor = Resident(state, name="a", budget=budget, memory=memory)
+        moved.offload()
+    else:
+        moved = Visitor(lambda: {"w": state["w"]}, name="a", memory=memory)
+    moved.load()
+    view = state["w"][:3].detach()
+    with pytest.raises(NotFreed, match="others still hold"):
+        moved.offload()
+    del view
+    moved.offload()
+    assert gpu.reserved == 0
+    moved.close()
 
 
 @pytest.mark.parametrize("has_driver", [True, False], ids=["the driver tells", "torch's books tell"])

@@ -139,8 +139,9 @@ def test_memory_that_can_not_be_given_back_is_not_free(budget: Budget, monkeypat
     resident.load()
     with monkeypatch.context() as patched:
         patched.setattr(Piece, "advise", refusing(MADV_FREE, mmap.MADV_DONTNEED))
-        with pytest.raises(NotFreed, match=r"can't be given back \(Invalid argument\); do not lock them"):
-            resident.offload()
+        for _ in range(2):  # asked again, it does not pretend
+            with pytest.raises(NotFreed, match=r"can't be given back \(Invalid argument\); do not lock them"):
+                resident.offload()
         resident.update({"then zeros": torch.zeros(BIG)})
         resident.load()
     assert torch.equal(state["w"], torch.ones(BIG))

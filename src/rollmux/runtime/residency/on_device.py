@@ -39,6 +39,7 @@ class OnDevice:
         self._settled = False  # whether at the last look all of it was in `flat`
         self._left = False
         self._leaked: Storages = []
+        self._is_freed = True  # the device has said that it has back what was let go of
         self.look()
 
     def _leaves(self) -> list[Leaf]:
@@ -173,8 +174,8 @@ class OnDevice:
             self._leaked = _held(self._leaked)
         if _held(let_go):
             self.memory.abandon()
+        self._is_freed = False
         self.require_freed()
-        self.memory.release()
 
     def _let_go(self) -> Storages:
         """Each piece of memory that the state is in, once, with its size."""
@@ -191,13 +192,16 @@ class OnDevice:
         return sum(nbytes for _, nbytes in _held(self._leaked))
 
     def require_freed(self) -> None:
-        if not self.leaked_bytes:
-            return
-        gc.collect()  # frees what only a cycle of dead objects holds
+        """Raises NotFreed for as long as the device does not have its memory back, however often it is asked."""
+        if self.leaked_bytes:
+            gc.collect()  # frees what only a cycle of dead objects holds
         if self.leaked_bytes:
             what = f"{shown(self.leaked_bytes)} of the device's memory"
             remedy = "drop views of the state, graphs and outputs that hold it, before the phase ends"
             raise NotFreed(f"{self.name!r} is on the host, but others still hold {what} that it was in; {remedy}")
+        if not self._is_freed:
+            self.memory.release()
+            self._is_freed = True
 
 
 def _shapes(layout: Layout) -> dict[str, tuple[str, tuple[int, ...]]]:
