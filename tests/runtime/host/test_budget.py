@@ -184,6 +184,27 @@ def test_a_claim_that_is_left_frees_its_name_though_a_child_lives_and_one_left_b
             os.waitpid(each, 0)
 
 
+def test_a_claim_that_a_forked_child_gives_back_stays_its_parent_s(budget: Budget) -> None:
+    claim = budget.claim("a", 5)
+    child = os.fork()
+    if child == 0:
+        claim.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert [each.alive for each in budget.holdings()] == [True]
+    claim.release()
+
+
+def test_a_claim_whose_end_was_noticed_before_the_machine_was_started_anew_survives_no_longer_than_it_was_to(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock begins anew then. A folder on a disk is still there."""
+    budget.claim("a", 5, survive_s=60).leave()
+    for now_s, swept in ((10**6, ()), (100, ()), (159, ()), (160, ("a",))):
+        monkeypatch.setattr(host_budget, "since_boot_s", lambda now_s=now_s: now_s)
+        assert budget.sweep() == swept
+
+
 @pytest.mark.parametrize("survive_s", [inf, nan, -1.0])
 def test_a_time_that_never_ends_is_refused_and_others_go_on(survive_s: float, budget: Budget) -> None:
     with pytest.raises(Unfit, match="survive"):

@@ -84,10 +84,10 @@ class Claim:
             self.budget.write(self.name, self.entry)
 
     def release(self, patience_s: float = FOLDER_PATIENCE_S) -> None:
-        """Gives the bytes back, and deletes what is kept under the name."""
+        """Gives the bytes back, and deletes what is kept under the name. A forked child only lets go of the file."""
         if self._file is None:
             return
-        if self.budget.folder.exists():
+        if os.getpid() == self._pid and self.budget.folder.exists():
             with self.budget.locked(patience_s):
                 if self._last():
                     self.budget.forget(self.name)
@@ -261,10 +261,12 @@ class Budget:
         entry, now_s = self._read(name), since_boot_s()
         if entry.place is not None and not Path(entry.place.folder).exists():
             return True
-        if entry.dead_since_s is None and entry.survive_s > 0:
+        if entry.survive_s == 0:
+            return True
+        if entry.dead_since_s is None or entry.dead_since_s > now_s:  # the clock begins anew with the machine
             self.write(name, msgspec.structs.replace(entry, dead_since_s=now_s))
             return False
-        return entry.dead_since_s is None or now_s - entry.dead_since_s >= entry.survive_s
+        return now_s - entry.dead_since_s >= entry.survive_s
 
     def _alive(self, name: str) -> bool:
         try:
