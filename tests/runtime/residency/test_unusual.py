@@ -543,15 +543,18 @@ def test_an_error_of_rebuild_is_heard_though_it_looks_at_the_state(budget: Budge
 
 @pytest.mark.parametrize("end", ["raise RuntimeError('boom')", "sys.exit(1)"])
 def test_state_survives_a_process_that_ends_without_closing_it(end: str, budget: Budget) -> None:
+    """An error keeps the function's variables to the end of the process; with `sys.exit` they go before it."""
     source = f"""
         import sys, torch
         from pathlib import Path
         from rollmux.runtime.residency import Budget, Resident
-        state = {{"w": torch.full((100_000,), 9.0)}}
-        kept = Resident(state, name="a", budget=Budget(Path(sys.argv[1]), {budget.limit_bytes}), survive_s=60)
-        lost = Resident({{"w": torch.ones(9)}}, name="b", budget=Budget(Path(sys.argv[1]), {budget.limit_bytes}))
-        kept.offload(), lost.offload()
-        {end}
+        def main():
+            state = {{"w": torch.full((100_000,), 9.0)}}
+            kept = Resident(state, name="a", budget=Budget(Path(sys.argv[1]), {budget.limit_bytes}), survive_s=60)
+            lost = Resident({{"w": torch.ones(9)}}, name="b", budget=Budget(Path(sys.argv[1]), {budget.limit_bytes}))
+            kept.offload(), lost.offload()
+            {end}
+        main()
     """
     command = [sys.executable, "-c", textwrap.dedent(source), str(budget.folder)]
     assert subprocess.run(command, cwd=ROOT / "src", capture_output=True, check=False).returncode == 1

@@ -249,7 +249,7 @@ class Kept:
             self._claim.release()
 
     def forsake(self) -> None:
-        """The same as `release` when the owner is collected, at whatever moment that is."""
+        """For an owner that is collected unclosed, at whatever moment: only what is to survive stays."""
         if os.getpid() == self._pid:
             self._memory.unpin()
-            self._claim.forsake()
+            self._claim.leave() if self.survive_s else self._claim.forsake()

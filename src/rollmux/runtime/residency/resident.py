@@ -34,7 +34,7 @@ class Resident:
     - `read_only`: the device never changes it, so nothing is copied back; a change is noticed
     - `slots`: 2 keeps the last version whole while the next is written; 1 takes half of the host memory
     - `shared`: other processes may join it by `attach`; all of them share one copy on the host
-    - `survive_s`: how long the host's copy outlives this process if it dies
+    - `survive_s`: how long the host's copy outlives this process if it dies, or ends without closing it
     - `declared_bytes`: the host memory that the job has said it needs
     - `rebuild`: fills the state anew; if it is given, the host's copy is given up when there is no room for it
     """
@@ -308,7 +308,7 @@ class Resident:
 
     def _keep(self, kept: Kept) -> Kept:
         self.kept, self._at_end = kept, weakref.finalize(self, kept.forsake)
-        self._at_end.atexit = kept.survive_s == 0  # such state survives a process that ends by itself, too
+        self._at_end.atexit = kept.survive_s == 0  # another thread may write to such state until the process is over
         return kept
 
     def drop(self) -> None:
