@@ -156,6 +156,14 @@ def test_ranks_of_one_node_pass_pieces_by_shared_memory(tmp_path: Path) -> None:
             tally = made.sync(version)
             assert made.serve(whole(same, version, changed_by=0.02))
         assert tally.delta > 0
+    gc.collect()
+    assert not opened_in(tmp_path), "the files of givers are closed with their connections"
+
+
+def opened_in(folder: Path) -> list[Path]:
+    """The files of the folder that this process has open."""
+    opened = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]  # not that of the listing itself
+    return [file.readlink() for file in opened if file.readlink().is_relative_to(folder)]
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -376,8 +384,7 @@ def test_a_folder_that_has_no_room_leaves_no_file_open(tmp_path: Path, monkeypat
         with pytest.raises(OSError, match="no space"):
             Receiver(small(senders=(1, 1)), 0, tmp_path / "mine", TOKEN, ["tcp://127.0.0.1:0"])
     gc.collect()
-    opened = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]  # not that of the listing itself
-    assert not [file for file in opened if file.readlink().is_relative_to(tmp_path)]
+    assert not opened_in(tmp_path)
 
 
 def test_a_type_that_is_not_sent_is_refused_by_name() -> None:

@@ -532,6 +532,25 @@ def test_a_receiver_that_finds_no_thread_for_a_caller_serves_the_next(
         assert made.serve(whole(made.plan, 1))
 
 
+def test_more_callers_than_there_may_be_at_once_are_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "MAX_CALLERS", 2)
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path) as made:
+        publish(made, 1)
+        first, second = (call(made.addresses[0], False, 10) for _ in range(2))
+        for each in (first, second):
+            each.hear(Challenge)
+        third = call(made.addresses[0], False, 10)
+        with pytest.raises(Broken):
+            third.hear(Challenge)
+        for each in (first, second, third):
+            each.close()
+        receiver = made.receivers[0]
+        with receiver._changed:
+            assert receiver._changed.wait_for(lambda: not receiver._callers, PATIENCE_S)
+        made.sync(1)
+        assert made.serve(whole(made.plan, 1))
+
+
 def test_a_stranger_who_says_a_byte_now_and_then_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive, "GREETING_S", 0.3)
     with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path) as made:
