@@ -1,5 +1,6 @@
 """What must not be believed: damaged bytes, old epochs, strangers, messages out of place. Nothing of it is served."""
 
+import os
 import socket
 import struct
 import time
@@ -601,6 +602,20 @@ def test_a_sender_as_patient_as_its_receivers_hears_what_they_waited_for(tmp_pat
                 made.sync(epoch)
         made.receivers[0]._patience_s = PATIENCE_S
         older.close()
+
+
+def test_a_receiver_whose_folder_has_a_name_that_is_no_text_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path / os.fsdecode(b"\xff")) as made:
+        publish(made, 1)
+        made.sync(1)
+        with made.receivers[0].read():
+            publish(made, 2)
+            made.sync(2)
+            publish(made, 3)
+            made.receivers[0]._patience_s = 0.1
+            with pytest.raises(Refused, match=r"/\\udcff/.*/weights-0 is still read after"):
+                made.sync(3)
+            made.receivers[0]._patience_s = PATIENCE_S
 
 
 def test_who_sends_is_told_which_receiver_it_failed_at(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def welcome(channel: Channel, token: bytes, hello: Hello, done: bool = False) ->
 
 
 def turn_away(channel: Channel, reason: str) -> None:
-    channel.say(Refusal(reason))
+    # The name of a folder may have bytes that are no text, and can't be sent.
+    channel.say(Refusal(reason.encode(errors="backslashreplace").decode()))
 
 
 def knock(channel: Channel, token: bytes, hello: Hello) -> bool:
