@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rollmux.runtime.host import Budget
 from rollmux.runtime.host.budget import Claim
-from rollmux.runtime.residency import Resident, Unfit
+from rollmux.runtime.residency import Resident, Unfit, Visitor
 from rollmux.runtime.residency.layout import CHUNK_BYTES
 from rollmux.runtime.residency.sending import AHEAD
 from rollmux.runtime.residency.transfer import Direct, Staged
@@ -256,6 +256,45 @@ def test_a_load_that_breaks_off_leaves_nothing_on_the_device(budget: Budget, mon
     assert memory.resident_bytes() == 0
     resident.load()
     assert torch.equal(state["w"], before)
+
+
+@pytest.mark.parametrize("buffers", [False, True], ids=["pinned", "through buffers"])
+@pytest.mark.parametrize("what", ["first offload", "load", "visit", "visit home"])
+def test_what_is_interrupted_leaves_no_copy_under_way(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, buffers: bool, what: str
+) -> None:
+    """It would write to memory that is somebody else's by then."""
+    copies, state = LateCopies(2), {"w": torch.arange(3 * CHUNK_BYTES // 8), "v": torch.arange(3 * CHUNK_BYTES // 8)}
+    memory = LateMemory(copies, buffers)
+    moved: Resident | Visitor
+    if what.startswith("visit"):
+        moved = Visitor(lambda: state, name="a", memory=memory)
+    else:
+        moved = Resident(state, name="a", budget=budget, memory=memory)
+    move = moved.offload if what in ("first offload", "visit home") else moved.load
+    if what == "load":
+        moved.offload()
+    elif what == "visit home":
+        moved.load()
+    real, begun = copies.start, list[int]()
+
+    def start(lane: int, target: Tensor, source: Tensor) -> None:
+        if begun:
+            raise KeyboardInterrupt
+        begun.append(lane)
+        real(lane, target, source)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(copies, "start", start)
+        with pytest.raises(KeyboardInterrupt):
+            move()
+    assert begun
+    assert not any(copies.open)
+    moved.load()
+    moved.offload()
+    moved.load()
+    assert all(torch.equal(tensor, torch.arange(3 * CHUNK_BYTES // 8)) for tensor in state.values())
+    moved.close()
 
 
 def broken(*_: object) -> None:

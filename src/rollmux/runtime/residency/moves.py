@@ -16,6 +16,7 @@ from rollmux.runtime.residency.passing import are_same, copy_summed, in_threads,
 from rollmux.runtime.residency.record import Record, require_fit
 from rollmux.runtime.residency.sending import AHEAD, Sending
 from rollmux.runtime.residency.stretches import runs, stretch
+from rollmux.runtime.residency.transfer import finished
 
 
 def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], object]) -> int:
@@ -23,8 +24,7 @@ def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], obje
     clear: Callable[[Tensor], object] = memory.clear
     while True:
         record = kept.refresh()
-        transfer = memory.transfer()
-        try:
+        with finished(memory.transfer()) as transfer:
             for run in runs(range(kept.host.layout.chunks), kept.place, memory.window):
                 target = stretch(flat, run)
                 if kept.is_zero(run.start):
@@ -32,8 +32,6 @@ def bring(kept: Kept, flat: Tensor, memory: Memory, meanwhile: Callable[[], obje
                 else:
                     transfer.load(target, kept.current(run.start, len(run)))
             meanwhile()
-        finally:
-            transfer.finish()
         # A writer of two versions meanwhile writes over what is read here: then all is read once more.
         if kept.refresh() == record:
             return record.version
@@ -139,11 +137,10 @@ def _plainly_changed(kept: Kept, flat: Tensor) -> Iterator[int]:
 
 def _gathered(kept: Kept, seen: Survey, memory: Memory) -> dict[int, bytes]:
     """Copies the whole state, from wherever its parts lie, and gives the checksums."""
-    transfer = memory.transfer()
-    for unit, source in zip(seen.layout.units, seen.sources, strict=True):
-        for chunk, inside, part in _pieces(unit.at, unit.nbytes):
-            transfer.save(kept.target(chunk)[inside], source[part])
-    transfer.finish()
+    with finished(memory.transfer()) as transfer:
+        for unit, source in zip(seen.layout.units, seen.sources, strict=True):
+            for chunk, inside, part in _pieces(unit.at, unit.nbytes):
+                transfer.save(kept.target(chunk)[inside], source[part])
     return {chunk: _told(kept, chunk) for chunk in range(seen.layout.chunks)}
 
 

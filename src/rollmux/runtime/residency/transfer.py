@@ -3,6 +3,8 @@
 A buffer is written again only after the copy that reads it is done. No move is sure to be done before `finish` returns.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from torch import Tensor
@@ -28,6 +30,15 @@ class Transfer(Protocol):
     def save(self, host: Tensor, device: Tensor) -> None: ...
 
     def finish(self) -> None: ...
+
+
+@contextmanager
+def finished(transfer: Transfer) -> Iterator[Transfer]:
+    """Waits at the end, even if not all was begun: a copy under way would write to memory that others have by then."""
+    try:
+        yield transfer
+    finally:
+        transfer.finish()
 
 
 class Direct:

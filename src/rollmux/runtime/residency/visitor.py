@@ -17,6 +17,7 @@ from rollmux.runtime.residency.layout import Layout, survey
 from rollmux.runtime.residency.leaves import leaves
 from rollmux.runtime.residency.memory import Memory
 from rollmux.runtime.residency.on_device import OnDevice
+from rollmux.runtime.residency.transfer import finished
 
 
 class Visitor:
@@ -43,10 +44,9 @@ class Visitor:
                 return
             self._settle()
             flat = self._memory.allocate(self._layout.nbytes)
-            transfer = self._memory.transfer()
-            for target, source in zip(self._layout.split(flat), self._layout.split(self._home), strict=True):
-                transfer.load(target, source)
-            transfer.finish()
+            with finished(self._memory.transfer()) as transfer:
+                for target, source in zip(self._layout.split(flat), self._layout.split(self._home), strict=True):
+                    transfer.load(target, source)
             self._device.board(leaves(self._state()), self._layout, flat, watched=self._read_only)
             self._visiting = True
 
@@ -119,10 +119,9 @@ class Visitor:
             pairs = zip(layout.split(home), layout.split(flat), strict=True)
         else:
             pairs = zip(_parts(layout, home), seen.sources, strict=True)
-        transfer = self._memory.transfer()
-        for target, source in pairs:
-            transfer.save(target, source)
-        transfer.finish()
+        with finished(self._memory.transfer()) as transfer:
+            for target, source in pairs:
+                transfer.save(target, source)
         if home is not self._home:
             self._keep(layout, home)
 
