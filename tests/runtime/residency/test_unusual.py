@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
+from rollmux.runtime.host import Busy
 from rollmux.runtime.residency import Budget, Changed, CpuMemory, NotFreed, Resident, Unfit, Visitor
 from rollmux.runtime.residency.leaves import leaves
 from tests.runtime.residency.keeping import MB
@@ -69,6 +70,26 @@ def test_read_only_state_whose_copy_was_given_up_is_saved_again(end: object, bud
     assert not state["w"].numel()
     resident.load()
     assert torch.equal(state["w"], torch.full((100_000,), 3.0))
+
+
+def test_a_copy_that_could_not_be_given_up_is_still_there_and_can_be_given_up_later(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = some(3.0)
+    resident = Resident(state, name="a", budget=budget)
+    resident.offload()
+
+    def held(*_: object) -> None:
+        raise Busy("the folder is locked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Budget, "locked", held)
+        with pytest.raises(Busy):
+            resident.close()
+    resident.load()
+    assert torch.equal(state["w"], torch.full((100_000,), 3.0))
+    resident.close()
+    assert budget.holdings() == ()
 
 
 def test_notes_go_with_an_update_and_do_not_undo_it(budget: Budget) -> None:

@@ -245,8 +245,8 @@ class Kept:
     def release(self) -> None:
         """Gives the state up unless others share it. A forked child that has inherited it does nothing here."""
         if os.getpid() == self._pid:
-            self._memory.unpin()
             self._claim.release()
+            self._memory.unpin()
 
     def forsake(self) -> None:
         """For an owner that is collected unclosed, at whatever moment: only what is to survive stays."""

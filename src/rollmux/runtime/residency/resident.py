@@ -318,8 +318,8 @@ class Resident:
     def close(self, *, keep: bool = False) -> None:
         """Ends residency; with `keep` the host's copy stays for a later process, as long as it is to survive."""
         with self._lock:
-            if self._at_end is not None:
-                self._at_end.detach()
-            kept, self.kept, self._at_end = self.kept, None, None
-            if kept is not None:
-                kept.leave() if keep else kept.release()
+            if self.kept is None or self._at_end is None:
+                return
+            self.kept.leave() if keep else self.kept.release()
+            self._at_end.detach()
+            self.kept = self._at_end = None
