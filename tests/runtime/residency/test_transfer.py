@@ -8,8 +8,9 @@ from torch import Tensor
 
 from rollmux.runtime.host import Budget
 from rollmux.runtime.host.budget import Claim
-from rollmux.runtime.residency import Resident, Unfit, Visitor
-from rollmux.runtime.residency.layout import CHUNK_BYTES
+from rollmux.runtime.residency import CpuMemory, Resident, Unfit, Visitor
+from rollmux.runtime.residency.layout import CHUNK_BYTES, Layout, Place
+from rollmux.runtime.residency.on_device import OnDevice
 from rollmux.runtime.residency.sending import AHEAD
 from rollmux.runtime.residency.transfer import Direct, Staged
 from tests.runtime.residency.late import LateCopies, LateMemory
@@ -146,6 +147,41 @@ def test_tensors_that_have_left_by_half_come_back(budget: Budget, monkeypatch: p
     resident.offload()
     resident.load()
     assert all(torch.equal(tensor, torch.arange(1000.0)) for tensor in state.values())
+
+
+@pytest.mark.parametrize("what", ["resident", "visitor", "read-only visitor"])
+def test_an_offload_that_was_interrupted_while_tensors_left_is_ended_by_the_next(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    state: dict[str, Tensor] = {name: torch.arange(1_000_000.0) for name in "abc"}
+    memory = CpuMemory()
+    moved: Resident | Visitor
+    if what == "resident":
+        moved = Resident(state, name="half", budget=budget, memory=memory)
+        moved.offload()
+    else:
+        moved = Visitor(lambda: state, name="half", memory=memory, read_only=what == "read-only visitor")
+    moved.load()
+    if what != "read-only visitor":
+        for tensor in state.values():
+            tensor.add_(1)
+    before, real = {name: tensor.clone() for name, tensor in state.items()}, Layout.view
+
+    def view(layout: Layout, place: Place, flat: Tensor) -> Tensor:
+        if place.name == "b":
+            raise KeyboardInterrupt
+        return real(layout, place, flat)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OnDevice, "_empty", lambda _: half_empty(state))
+        patched.setattr(Layout, "view", view)
+        with pytest.raises(KeyboardInterrupt):
+            moved.offload()
+    moved.offload()
+    assert memory.resident_bytes() == 0
+    moved.load()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state.items())
+    moved.close()
 
 
 def half_empty(state: dict[str, Tensor]) -> None:

@@ -169,6 +169,8 @@ class Resident:
         require_fit(notes)
         with self._lock:
             if not self._loaded:
+                if self.device.flat is not None:  # it was interrupted while it left
+                    self.device.vacate()
                 self.device.require_freed()
                 self._clear_away()
                 return

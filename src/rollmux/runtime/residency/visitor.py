@@ -59,8 +59,11 @@ class Visitor:
             if self._device.watched:
                 self._device.require_unchanged()
             self._bring_home()
-            self._visiting = False
-            self._device.vacate((self._layout, self._home))
+            self._device.unwatch()  # home has all of it
+            try:
+                self._device.vacate((self._layout, self._home))
+            finally:
+                self._visiting = self._device.flat is not None
 
     @property
     def is_here(self) -> bool:
