@@ -224,6 +224,16 @@ class BesideIt(LateMemory):
         return tensor.dtype != torch.int16
 
 
+def test_an_empty_tensor_that_lies_on_the_host_goes_with_those_that_are_not(budget: Budget) -> None:
+    numbers = torch.arange(5, dtype=torch.int16)
+    state = {"w": torch.arange(1000.0), "none": numbers[:0], "numbers": numbers}
+    resident = Resident(state, name="beside", budget=budget, memory=BesideIt(LateCopies(2), buffers=False))
+    resident.offload()
+    numbers.zero_()
+    resident.load()
+    assert numbers.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_what_is_to_survive_may_not_come_to_lie_on_the_host(budget: Budget) -> None:
     state, memory = {"w": torch.arange(1000.0)}, BesideIt(LateCopies(2), buffers=False)
     resident = Resident(state, name="lasting", budget=budget, memory=memory, survive_s=60)
