@@ -1,7 +1,7 @@
 """Weight sync: one copy over the slow link, shared within the receiving cluster, flipped when all of it is there.
 
 plan = make_plan(Exchange(tensors, senders=Side(...), receivers=Side(...)))
-receiver = Receiver(plan, rank, folder, token, ["tcp://0.0.0.0:0"])        # one for each rank that serves
+receiver = Receiver(plan, rank, folder, token, ["tcp://10.0.0.7:0"])       # one for each rank that serves
 sender = Sender(plan, rank, folder, token)                                 # one for each rank that trains
 sender.publish(version, from_torch(plan, shards)); sender.sync(epoch, addresses_of_all_receivers)
 """
