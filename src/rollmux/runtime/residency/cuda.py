@@ -112,9 +112,6 @@ class CudaMemory:
         told = torch.cuda.memory_stats_as_nested_dict(self.device)
         return told["allocated_bytes"]["all"]["current"], told["reserved_bytes"]["all"]["current"]
 
-    def abandon(self) -> None:
-        """Nothing to do: torch's allocator knows who holds the block."""
-
     def pin(self, data: Tensor) -> None:
         """Pins `data` where it lies. If that can't be, its copies go through pinned buffers."""
         if self._pinned is not None or self._buffers:

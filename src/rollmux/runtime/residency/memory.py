@@ -51,9 +51,6 @@ class Memory(Protocol):
     def release(self) -> None:
         """Gives back to the node what was let go of, and raises NotFreed if that did not happen."""
 
-    def abandon(self) -> None:
-        """Somebody else still looks at the last piece: it stays theirs, and counts as leaked."""
-
     def pin(self, data: Tensor) -> None:
         """Makes host memory ready to be copied from and to."""
 
@@ -119,10 +116,6 @@ class CpuMemory:
         if not (self.lazy and _left_to_the_kernel(piece)):
             _give_back(piece)
             self._given_back = True
-
-    def abandon(self) -> None:
-        """Somebody else looks at the last piece: it stays theirs."""
-        self._piece = None
 
     def _is_in_use(self) -> bool:
         return self._given is not None and self._given() is not None

@@ -172,8 +172,6 @@ class OnDevice:
         self._leaked += _held(let_go)
         if self._leaked:
             self._leaked = _held(self._leaked)
-        if _held(let_go):
-            self.memory.abandon()
         self._is_freed = False
         self.require_freed()
 
