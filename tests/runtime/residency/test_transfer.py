@@ -1,5 +1,6 @@
 """Copies in lanes beside each other: a device that is as late as it may be finds every mistake in their order."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -304,23 +305,39 @@ def test_a_load_that_breaks_off_leaves_nothing_on_the_device(budget: Budget, mon
     assert torch.equal(state["w"], before)
 
 
+class Asked(LateMemory):
+    """Counts the sums that were asked for and that nobody has waited for."""
+
+    awaited = 0
+
+    def sums(self, data: Tensor) -> Callable[[], Tensor]:
+        self.awaited += 1
+
+        def arrived() -> Tensor:
+            self.awaited -= 1
+            return there()
+
+        there = super().sums(data)
+        return arrived
+
+
 @pytest.mark.parametrize("buffers", [False, True], ids=["pinned", "through buffers"])
-@pytest.mark.parametrize("what", ["first offload", "load", "visit", "visit home"])
-def test_what_is_interrupted_leaves_no_copy_under_way(
+@pytest.mark.parametrize("what", ["first offload", "offload", "load", "visit", "visit home"])
+def test_what_is_interrupted_leaves_no_copy_and_no_sums_under_way(
     budget: Budget, monkeypatch: pytest.MonkeyPatch, buffers: bool, what: str
 ) -> None:
-    """It would write to memory that is somebody else's by then."""
+    """They would be written to memory that is somebody else's by then."""
     copies, state = LateCopies(2), {"w": torch.arange(3 * CHUNK_BYTES // 8), "v": torch.arange(3 * CHUNK_BYTES // 8)}
-    memory = LateMemory(copies, buffers)
+    memory = Asked(copies, buffers)
     moved: Resident | Visitor
     if what.startswith("visit"):
         moved = Visitor(lambda: state, name="a", memory=memory)
     else:
         moved = Resident(state, name="a", budget=budget, memory=memory)
-    move = moved.offload if what in ("first offload", "visit home") else moved.load
-    if what == "load":
+    move = moved.load if what in ("load", "visit") else moved.offload
+    if what in ("load", "offload"):
         moved.offload()
-    elif what == "visit home":
+    if what in ("offload", "visit home"):
         moved.load()
     real, begun = copies.start, list[int]()
 
@@ -336,6 +353,7 @@ def test_what_is_interrupted_leaves_no_copy_under_way(
             move()
     assert begun
     assert not any(copies.open)
+    assert not memory.awaited
     moved.load()
     moved.offload()
     moved.load()
