@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,19 @@ from torch.testing._internal.two_tensor import TwoTensor
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.sync import Exchange, Layout, Place, Receiver, Sender, Side, SyncFailed, make_plan
 from rollmux.runtime.sync.tensors import as_torch, from_torch, spec_of
-from tests.runtime.sync.models import TENSORS, TOKEN, World, filling, holds, on_tcp, side, small, whole, world
+from tests.runtime.sync.models import (
+    PATIENCE_S,
+    TENSORS,
+    TOKEN,
+    World,
+    filling,
+    holds,
+    on_tcp,
+    side,
+    small,
+    whole,
+    world,
+)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -312,6 +325,16 @@ def test_a_receiver_at_a_socket_may_be_closed_twice_and_leaves_the_next_one_s_al
     first.close()
     assert (tmp_path / "socket").exists()
     second.close()
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "unix"])
+def test_a_receiver_that_is_closed_listens_no_more(scheme: str, tmp_path: Path) -> None:
+    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"unix://{tmp_path}/socket"
+    receiver = Receiver(small(senders=(1, 1), receivers=(1, 1)), 0, tmp_path / "mine", TOKEN, [address])
+    (listens,) = (each for each in threading.enumerate() if each.name == f"sync {receiver.addresses[0]}")
+    receiver.close()
+    listens.join(PATIENCE_S)
+    assert not listens.is_alive()
 
 
 def test_what_is_closed_twice_closes_nothing_of_others(tmp_path: Path) -> None:
