@@ -9,6 +9,17 @@ LOWEST = 10_000
 _HANDED_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+HAS_IPV6 = _has_ipv6()
+
+
 def free_port() -> int:
     """One that nobody has, nor is given by chance before it is used."""
     end = int(_HANDED_OUT.read_text().split()[0])

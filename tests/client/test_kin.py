@@ -9,6 +9,7 @@ from rollmux.client import kin
 from rollmux.client.kin import LOOPBACK, Kin, _host
 from rollmux.errors import InvalidSpec
 from tests.client.world import World, job_data
+from tests.ports import HAS_IPV6
 
 
 def test_the_processes_of_an_attempt_share_a_key_and_others_don_t() -> None:
@@ -48,7 +49,15 @@ def test_a_name_that_only_this_machine_takes_for_its_own_is_not_the_address_that
 
     monkeypatch.setattr(kin, "_towards", towards)
     assert _host("http://head:8421") == "10.0.0.5"
-    assert asked == ["head", "192.0.2.1"]
+    assert asked[:2] == ["head", "192.0.2.1"]
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
+def test_where_the_controller_is_reached_by_ipv6_alone_so_are_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _host("http://[::1]:8421") == "::1"
+    towards = {"head": "::1", "192.0.2.1": LOOPBACK, "2001:db8::1": "fd00::5"}
+    monkeypatch.setattr(kin, "_towards", towards.__getitem__)
+    assert _host("http://head:8421") == "fd00::5"
 
 
 def test_where_nothing_is_known_of_the_controller_s_name_it_is_an_address_of_this_machine() -> None:

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 from rollmux.client.link import Link
 from rollmux.errors import InvalidSpec, Problem
 
-LOOPBACK, _LOOPBACKS = "127.0.0.1", "127."
-_ELSEWHERE = "192.0.2.1"  # an address that belongs to nobody (RFC 5737)
+LOOPBACK = "127.0.0.1"
+_LOOPBACKS = ("127.", "::1")
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # addresses that belong to nobody (RFC 5737, RFC 3849)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,16 @@ def _host(url: str) -> str:
     name = urlsplit(url).hostname or LOOPBACK
     found = _towards(name)
     if found.startswith(_LOOPBACKS) and name != "localhost" and not name.startswith(_LOOPBACKS):
-        found = _towards(_ELSEWHERE)
+        found = next((each for each in map(_towards, _ELSEWHERE) if not each.startswith(_LOOPBACKS)), LOOPBACK)
     return found
 
 
 def _towards(name: str) -> str:
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((name, 9))
-        return str(probe.getsockname()[0])
+    """The address of this machine from which that one is reached, by IPv4 if it can be; LOOPBACK if it can't."""
+    with suppress(OSError):
+        known = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
+        for family, kind, _, _, address in sorted(known, key=lambda each: each[0] != socket.AF_INET):
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
     return LOOPBACK

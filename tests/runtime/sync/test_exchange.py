@@ -18,6 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.sync import Exchange, Layout, Place, Receiver, Sender, Side, SyncFailed, make_plan
 from rollmux.runtime.sync.tensors import as_torch, from_torch, spec_of
+from tests.ports import HAS_IPV6
 from tests.runtime.sync.models import (
     PATIENCE_S,
     TENSORS,
@@ -177,6 +178,15 @@ def opened_in(folder: Path) -> list[Path]:
     """The files of the folder that this process has open."""
     opened = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]  # not that of the listing itself
     return [file.readlink() for file in opened if file.readlink().is_relative_to(folder)]
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
+@pytest.mark.parametrize("address", ["tcp://[::1]:0", "tcp://::1:0"])
+def test_weights_cross_by_ipv6(address: str, tmp_path: Path) -> None:
+    with world(small(), tmp_path, listen=lambda _: [address]) as made:
+        replicated(made, 1)
+        made.sync(1)
+        assert made.serve(whole(made.plan, 1))
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -41,7 +41,8 @@ class Listener:
             self.address = address
         else:
             host, port = _host_port(address)
-            self.link = socket.create_server((host, port), backlog=_BACKLOG)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self.link = socket.create_server((host, port), family=family, backlog=_BACKLOG)
             self.address = f"tcp://{host}:{self.link.getsockname()[1]}"
         self.link.listen(_BACKLOG)
 
@@ -117,7 +118,9 @@ def _parsed(address: str) -> tuple[str, str]:
 
 
 def _host_port(address: str) -> tuple[str, int]:
+    """An IPv6 address may stand in brackets, and need not: a port is always named."""
     host, _, port = _parsed(address)[1].rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise Refused(f"address {address[:200]!r}: must name a host and a port, as tcp://10.0.0.1:7000")
     return host, int(port)
