@@ -87,3 +87,8 @@ def terminal(*words: str, size: tuple[int, int] = (40, 160)) -> Iterator[Termina
 
 def _only_home(code: re.Match[str]) -> str:
     return HOME if code[0] == HOME else ""
+
+
+def plain(drawn: str) -> str:
+    """What was drawn, without colours and movements."""
+    return _CODES.sub("", drawn)

@@ -1,6 +1,7 @@
 """`rollmux top` in a real terminal, over a controller that works, dies and comes back."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from rollmux.service.door import Door
 from tests.ports import free_port
 from tests.service.running import ROLLMUX, Running, clean_env, running
 from tests.service.serving import job
-from tests.service.terminal import CTRL_C, ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR, terminal
+from tests.service.terminal import CTRL_C, ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR, plain, terminal
 
 LEASE = ("--lease-s", "600")
 
@@ -166,3 +167,19 @@ def test_jobs_that_have_ended_are_counted_where_an_older_controller_does_not() -
     assert "2 have ended" in captured.get()
     assert earlier(cluster) == ()
     assert earlier(replace(cluster, ended=5))[0].startswith("3 jobs have ended before these")
+
+
+@pytest.mark.parametrize("columns", [30, 40, 50, 70])
+def test_a_narrow_terminal_shows_fewer_columns_and_every_name_whole(there: Running, columns: int) -> None:
+    names = ("math-seed-1", "math-seed-2")
+    for name in names:
+        assert there.call("POST", "/v1/jobs", job(name, slo=1.05)).status_code == 200
+    for command in ("top", "status", "bill"):
+        with terminal(command, "--folder", str(there.folder), size=(60, columns)) as shown:
+            if command == "top":
+                text = shown.until(*names)
+            else:
+                assert shown.ended() == 0
+                text = plain(shown.drawn)
+        rows = [re.search(rf"(?m)^ *{name} .*$", text) for name in names]
+        assert all(row and len(row[0].rstrip()) <= columns for row in rows), text

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollmux.cli.options import AsJson, Changes, Folder, Token, Url
-from rollmux.cli.outputs import PIPED_WIDTH, console, fits_a_cell, show
+from rollmux.cli.outputs import PIPED_WIDTH, console, fits_a_cell, fitted, show
 from rollmux.cli.refusals import refusals
 from rollmux.cli.remote import Remote, remote
 from rollmux.client.link import job_path
@@ -164,7 +164,8 @@ def _likely(view: JobView) -> list[str]:
 
 
 def _table(jobs: Sequence[JobView]) -> Table:
-    wide = console().width >= PIPED_WIDTH
+    width = console().width
+    wide = width >= PIPED_WIDTH
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("job", "state", *(("group",) if wide else ()), "does", "nodes"):
         table.add_column(column, overflow="fold")
@@ -183,7 +184,7 @@ def _table(jobs: Sequence[JobView]) -> Table:
             "–" if view.slowdown is None else f"{view.slowdown:.2f}x",
             f"{view.slo:.2f}",
         )
-    return table
+    return fitted(table, width, "alone", "lately", "group", "nodes", "SLO", "iterations", "slower", "does")
 
 
 def _reasons(jobs: Sequence[JobView]) -> list[str | Text]:

@@ -2,21 +2,24 @@
 
 import json
 import os
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
 
 from rollmux.cli.refusals import refusals
 
 HERE = Path("-")
 PIPED_WIDTH = 120
-ENDLESS = 10_000
+_ENDLESS = Console(width=10_000, markup=False, emoji=False)  # measures, and prints nothing
 LONGEST_CELL = 32  # letters: a longer text is told below a table, or elsewhere
+LONGEST_WORD = 24  # letters: a longer one may be broken, so that one long name leaves room for other columns
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -44,19 +47,46 @@ def fits_a_cell(text: str) -> bool:
     return len(text) <= LONGEST_CELL
 
 
-def fitted(table: Table, console: Console, *spare: str) -> Table:
-    """The table without those `spare` columns, from the first on, for which there is no room: so no figure is cut."""
-    endless = console.options.update(width=ENDLESS)
+def fitted(table: Table, width: int, *spare: str) -> Table:
+    """The table in so many letters: no figure is cut, and columns that fold break between words only.
+
+    For that it goes without those `spare` columns, from the first on, for which there is no room.
+    """
+    reaches = {str(column.header): _reach(column) for column in table.columns}
     for name in spare:
-        if Measurement.get(console, endless, table).maximum <= console.width:
+        if _room(reaches, table, width) >= 0:
             break
-        table = _without(name, table)
+        reaches.pop(name, None)
+    table, room = _only(reaches, table), _room(reaches, table, width)
+    if room >= 0:
+        by_need = sorted(table.columns, key=lambda column: reaches[str(column.header)].span)
+        for left, column in zip(range(len(by_need), 0, -1), by_need, strict=True):
+            reach = reaches[str(column.header)]
+            more = min(reach.span, room // left)
+            column.width = reach.minimum + more
+            room -= more
     return table
 
 
-def _without(name: str, table: Table) -> Table:
+def _reach(column: Column) -> Measurement:
+    """The width that a column needs at least, and at most: if it folds, its longest word is enough."""
+    cells = [Measurement.get(_ENDLESS, _ENDLESS.options, cell) for cell in (column.header, *column.cells)]
+    least, most = (max(widths) for widths in zip(*cells, strict=True))
+    least, floor = min(least, LONGEST_WORD) if column.overflow == "fold" else most, column.min_width or 0
+    return Measurement(max(least, floor), max(most, floor))
+
+
+def _room(reaches: Mapping[str, Measurement], table: Table, width: int) -> int:
+    """How many letters are left if each of these columns has what it needs at least."""
+    bare = Table(*reaches, box=table.box, pad_edge=table.pad_edge)
+    frame = Measurement.get(_ENDLESS, _ENDLESS.options, bare).maximum - sum(map(cell_len, reaches))
+    return width - frame - sum(reach.minimum for reach in reaches.values())
+
+
+def _only(names: Collection[str], table: Table) -> Table:
+    """The table with these columns alone."""
+    kept = [column for column in table.columns if column.header in names]
     fewer = Table(box=table.box, title=table.title, title_justify=table.title_justify, pad_edge=table.pad_edge)
-    kept = [column for column in table.columns if column.header != name]
     for each in kept:
         fewer.add_column(
             each.header,
@@ -66,7 +96,7 @@ def _without(name: str, table: Table) -> Table:
             min_width=each.min_width,
         )
     for row, *cells in zip(table.rows, *(column.cells for column in kept), strict=True):
-        fewer.add_row(*cells, end_section=row.end_section)
+        fewer.add_row(*cells, style=row.style, end_section=row.end_section)
     return fewer
 
 

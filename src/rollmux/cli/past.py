@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from rollmux.cli.options import AsJson, Folder, Token, Url
-from rollmux.cli.outputs import HERE, PIPED_WIDTH, console, fits_a_cell, require_writable, show, write_text
+from rollmux.cli.outputs import HERE, PIPED_WIDTH, console, fits_a_cell, fitted, require_writable, show, write_text
 from rollmux.cli.remote import remote
 from rollmux.protocol.history import BillView, HistoryView, JobBill
 from rollmux.report.live import spans_of
@@ -71,7 +71,8 @@ def bill(
 
 
 def _table(jobs: tuple[JobBill, ...]) -> Table:
-    wide = console().width >= PIPED_WIDTH
+    width = console().width
+    wide = width >= PIPED_WIDTH
     table = Table(box=SIMPLE, pad_edge=False)
     for column in ("job", *(("tenant",) if wide else ()), "state"):
         table.add_column(column, overflow="fold")
@@ -96,7 +97,7 @@ def _table(jobs: tuple[JobBill, ...]) -> Table:
             _usd(each.usd_per_hour),
             *((slower, f"{each.slo:.2f}") if wide else ()),
         )
-    return table
+    return fitted(table, width, "per hour", "saved", "alone", "state")
 
 
 def _total(found: BillView) -> str:

@@ -92,7 +92,7 @@ def show(planned: PlannedCluster, console: Console) -> None:
     placed = sum(len(group.jobs) for group in planned.groups)
     console.print(f"{placed} jobs in {len(planned.groups)} groups by policy {planned.policy}")
     if planned.groups:
-        console.print(fitted(_table(planned), console, "alone", "SLO", "here"))
+        console.print(fitted(_table(planned), console.width, "alone", "SLO", "here"))
         console.print(
             f"${planned.usd_per_hour:,.2f} per hour shared, ${planned.dedicated_usd_per_hour:,.2f} on dedicated nodes: "
             f"{planned.saved:.1%} saved."

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rollmux.cli.outputs import fitted
 from rollmux.mux.transitions import Job, Phase
 from rollmux.protocol.history import HistoryView, PoolView
 from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
@@ -15,6 +16,11 @@ from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
 _OTHER_LINES = 14
 # The width of a terminal that has room for every column.
 WIDE = 110
+# And of one in which a job's sentences take about two lines, not four.
+USUAL = 80
+# In a narrower one some columns are left out, these first: what is left has names that can be read.
+_SPARE_OF_NODES = ("pool", "group", "state")
+_SPARE_OF_JOBS = ("alone", "lately", "iterations", "group", "SLO left", "waits for", "does")
 
 Since = Mapping[tuple[str, str], float]
 
@@ -31,14 +37,14 @@ def screen(
     if cluster is None:
         return Group(_head(url, "no answer yet"), Text(trouble, style="bold red"))
     rows = max(6, height - _OTHER_LINES) if height is not None else len(cluster.nodes) + len(cluster.jobs)
-    lines_each = 1 if width >= WIDE or height is None else 2
+    lines_each = 1 if width >= WIDE or height is None else 2 if width >= USUAL else 4
     jobs = [job for job in cluster.jobs if job.state != Job.ENDED.value]
     of_nodes = min(len(cluster.nodes), max(rows // 3, rows - len(jobs)))
     parts: list[RenderableType] = [
-        _head(url, _counts(cluster, jobs)),
+        _head(url if width >= USUAL else "", _counts(cluster, jobs)),
         _prices(cluster),
         _use(history.pools if history is not None else ()),
-        _nodes(cluster.nodes, of_nodes),
+        _nodes(cluster.nodes, of_nodes, width),
         _jobs(sorted(jobs, key=_order), _since(history), max(3, (rows - of_nodes) // lines_each), width)
         if jobs
         else Text("No jobs."),
@@ -55,7 +61,8 @@ def screen(
 
 
 def _head(url: str, counts: str) -> Text:
-    return Text.assemble(("RollMux", "bold"), f" at {url}: {counts}", no_wrap=True, overflow="ellipsis")
+    where = f" at {url}" if url else ""
+    return Text.assemble(("RollMux", "bold"), f"{where}: {counts}", no_wrap=True, overflow="ellipsis")
 
 
 def _counts(cluster: ClusterView, jobs: Sequence[JobView]) -> str:
@@ -99,14 +106,14 @@ def _since(history: HistoryView | None) -> Since:
     return {(wait.job, wait.kind): history.now - wait.since_s for wait in history.waits}
 
 
-def _nodes(nodes: Sequence[NodeView], most: int) -> Table:
+def _nodes(nodes: Sequence[NodeView], most: int, width: int) -> Table:
     table = _table("group", "node", "pool", "state", "held by")
     for node in sorted(nodes, key=lambda node: (not node.group, node.group, node.pool, node.node))[:most]:
         state = f"{node.state}, drained" if node.cordoned else node.state
         style = "" if node.holders else "dim"
         table.add_row(node.group, node.node, node.pool, state, ", ".join(node.holders) or "–", style=style)
     _say_what_is_left_out(table, len(nodes) - most)
-    return table
+    return fitted(table, width, *_SPARE_OF_NODES)
 
 
 def _jobs(jobs: Sequence[JobView], since: Since, most: int, width: int) -> Table:
@@ -127,7 +134,7 @@ def _jobs(jobs: Sequence[JobView], since: Since, most: int, width: int) -> Table
             Text("–" if left is None else f"{left:.0%}", style="bold red" if left is not None and left < 0 else ""),
         )
     _say_what_is_left_out(table, len(jobs) - most)
-    return table
+    return fitted(table, width, *_SPARE_OF_JOBS)
 
 
 def _table(*columns: str) -> Table:

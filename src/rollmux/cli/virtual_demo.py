@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollmux.cli.nodes import few_words
+from rollmux.cli.outputs import fitted
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.explain import explain
 from rollmux.mux.hardware import PAPER_CLUSTER
@@ -125,7 +126,7 @@ def show(result: DemoResult, console: Console) -> None:
         took = "–" if job.measured_s is None else f"{job.measured_s:.0f} s"
         slower = "–" if job.slowdown is None else f"{job.slowdown:.2f}x"
         table.add_row(job.job, few_words(job.rollout), few_words(job.train), *seconds, took, slower)
-    console.print(table)
+    console.print(fitted(table, console.width, "forecast", "training", "rollout", "took", "alone"))
     slowdowns = [job.slowdown for job in result.jobs if job.slowdown is not None]
     slo = result.jobs[0].slo
     met = sum(slowdown <= slo * (1 + 1e-6) for slowdown in slowdowns)

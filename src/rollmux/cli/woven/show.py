@@ -7,6 +7,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from rollmux.cli.outputs import fitted
 from rollmux.cli.woven.figures import Figures
 
 CURVE, BARS = 8, "▁▂▃▄▅▆▇█"
@@ -30,7 +31,7 @@ def show(found: Figures, console: Console) -> None:
             curve(job.rewards),
             f"{job.steps} steps" if job.same_rewards else "no",
         )
-    console.print(table)
+    console.print(fitted(table, console.width, "as alone", "reward", "SLO", "alone", "woven"))
     console.print(
         f"Nodes idle: {found.idle_alone:.0%} of the time alone, {found.idle_woven:.0%} woven.", highlight=False
     )
