@@ -233,3 +233,11 @@ def test_with_torch_it_computes_and_a_wrong_name_is_refused() -> None:
     refused = CliRunner().invoke(app, ["demo", "--engine", "vllm"])
     assert refused.exit_code == 2
     assert "slots, replay" in refused.output
+
+
+def test_runs_on_a_disk_that_is_not_there_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "not-mounted")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["demo", "--engine", "replay"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2, result.output
+    assert "--out runs: this is no folder; name another folder" in result.stderr

@@ -14,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from rollmux.cli import app
-from rollmux.cli.outputs import require_writable, write_text
+from rollmux.cli.outputs import require_folder, require_writable, write_text
 from rollmux.service.tokens import Role, Tokens
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.workload_file import write_workload
@@ -156,3 +156,39 @@ def test_no_figure_is_cut_on_a_terminal_of_usual_width(
     assert result.exit_code == 0, result.output
     assert whole in result.stdout
     assert "…" not in result.stdout
+
+
+@pytest.mark.parametrize("name", ["new", "new/below", "there"])
+def test_a_folder_for_results_is_made_unless_it_is_there(tmp_path: Path, name: str) -> None:
+    (tmp_path / "there").mkdir()
+    require_folder("--out", tmp_path / name)
+    assert (tmp_path / name).is_dir()
+
+
+@pytest.mark.parametrize(("name", "trouble"), [("file", "this is no folder"), ("gone", "this is no folder")])
+def test_what_is_no_folder_is_refused(tmp_path: Path, name: str, trouble: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "gone").symlink_to(tmp_path / "disk-that-is-not-mounted")
+    with pytest.raises(typer.BadParameter) as refused:
+        require_folder("--out", tmp_path / name)
+    assert refused.value.message == f"--out {tmp_path / name}: {trouble}; name another folder"
+
+
+def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)  # nothing is closed to root
+    with pytest.raises(typer.BadParameter, match="you may not write there; name another folder"):
+        require_folder("--out", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "words", ["demo --engine replay --out {folder}", "train {job} --out {folder}", "serve --folder {folder} --port 0"]
+)
+def test_where_no_folder_can_be_made_the_option_for_another_one_is_named(words: str) -> None:
+    folder = "/sys/rollmux"  # where nobody makes folders
+    job = Path(__file__).parent.parent / "examples" / "train" / "arithmetic.yaml"
+    option = next(word for word in words.split() if word in ("--out", "--folder"))
+    result = CliRunner().invoke(app, words.format(folder=folder, job=job).split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2, result.output
+    assert folder in result.stderr
+    assert option in result.stderr
+    assert "another" in result.stderr

@@ -17,7 +17,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from rollmux.cli.options import AsJson
-from rollmux.cli.outputs import console
+from rollmux.cli.outputs import console, require_folder
 from rollmux.cli.refusals import refusals, require_name, run_refusals
 from rollmux.cli.remote import Remote
 from rollmux.cli.top_screen import screen
@@ -39,6 +39,7 @@ STEPS, MOST_STEPS = 30, 400
 VIRTUAL: dict[str, Any] = {"rich_help_panel": "With --virtual"}
 SHOWN_S = 10  # how much of the past a terminal shows
 REPORT, TRACE = "report.html", "trace.json"
+RUNS = Path("runs")
 
 
 def demo(
@@ -68,8 +69,7 @@ def demo(
         return
     _refuse("with", {"--policy": policy, "--hours": hours, "--slo": slo, "--explain": explain})
     pair = jobs(_engine(engine), steps or STEPS)
-    with refusals():
-        folder = _folder(out).resolve()
+    folder = _folder(out).resolve()
     found = _real(folder, pair, as_json)
     if as_json:
         typer.echo(
@@ -109,14 +109,16 @@ def _engine(name: str) -> Engine:
 def _folder(out: Path | None) -> Path:
     """A new folder, so that no run is written over another."""
     if out is not None:
-        if out.is_dir() and any(out.iterdir()):
-            raise typer.BadParameter(f"--out {out}: it holds something; name a new folder")
-        out.mkdir(parents=True, exist_ok=True)
+        with refusals():
+            if out.is_dir() and any(out.iterdir()):
+                raise typer.BadParameter(f"--out {out}: it holds something; name a new folder")
+        require_folder("--out", out)
         return out
+    require_folder("--out", RUNS)
     for number in count(1):
-        folder = Path("runs", f"demo-{number}")
+        folder = RUNS / f"demo-{number}"
         with suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder
     raise AssertionError("there is always a next number")
 

@@ -110,6 +110,19 @@ def require_writable(option: str, out: Path | None) -> None:
         raise typer.BadParameter(f"{option} {out}: {trouble}")
 
 
+def require_folder(option: str, folder: Path) -> None:
+    """Makes the folder, unless it is there. Raises BadParameter unless files can be written in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trouble = "" if os.access(folder, os.W_OK | os.X_OK) else "you may not write there"
+    except FileExistsError:
+        trouble = "this is no folder"
+    except OSError as error:
+        trouble = error.strerror or str(error)
+    if trouble:
+        raise typer.BadParameter(f"{option} {folder}: {trouble}; name another folder")
+
+
 def require_apart(**outs: Path | None) -> None:
     """Raises BadParameter if two options name the same file: only the last result would be left."""
     seen: dict[Path, str] = {}

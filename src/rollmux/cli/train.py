@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollmux.cli.options import Changes
-from rollmux.cli.outputs import console
+from rollmux.cli.outputs import console, require_folder
 from rollmux.cli.refusals import refusals, run_refusals, torch_wanted
 from rollmux.client import connect
 from rollmux.trainer.job_file import read_job_file, written_job
@@ -56,9 +56,9 @@ def train(
     """Train a model by reinforcement: roll out, update, sync, step after step, with a checkpoint after each."""
     with refusals():
         settings = read_job_file(job, changes or ())
-        out = out or Path("runs", settings.name)
-        if not dry_run:
-            out.mkdir(parents=True, exist_ok=True)
+    out = out or Path("runs", settings.name)
+    if not dry_run:
+        require_folder("--out", out)
     settings = replace(settings, steps=steps or settings.steps)
     with torch_wanted():
         from rollmux.trainer import job as training  # noqa: PLC0415  it needs torch

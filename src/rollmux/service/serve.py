@@ -115,7 +115,6 @@ class Service:
 
     def __init__(self, wanted: Wanted, launcher: Launcher, journal: Callable[[Path], Journal] = SqliteJournal) -> None:
         self._tls = _tls(wanted)
-        wanted.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.wanted = wanted
         with ExitStack() as undone:
             self._alone = undone.enter_context(_alone_in(wanted.folder))
@@ -252,8 +251,12 @@ def run(service: Service) -> None:
 
 
 def _alone_in(folder: Path) -> BinaryIO:
-    """Takes the folder's lock until the file is closed or the process is gone: a folder is for one controller."""
-    lock = (folder / "lock").open("ab")
+    """Makes the folder, and takes its lock until the file is closed or the process is gone: two may not share it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "lock").open("ab")
+    except OSError as error:
+        raise CantServe(f"{error.filename}: {error.strerror}; give another --folder") from error
     try:
         if not took_lock(lock.fileno(), LOCK_S, LOCK_AGAIN_S):
             raise CantServe(f"another controller uses {folder}: give --folder")
