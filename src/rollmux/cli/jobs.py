@@ -1,9 +1,10 @@
 """Commands that speak to a running controller: submit, status, explain, story, logs, cancel, drain, undrain."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import quote as quoted
 
 import typer
@@ -13,14 +14,16 @@ from rich.text import Text
 
 from rollmux.cli.options import AsJson, Changes, Folder, Token, Url
 from rollmux.cli.outputs import PIPED_WIDTH, console, fits_a_cell, fitted, show
-from rollmux.cli.refusals import refusals
-from rollmux.cli.remote import Remote, remote
+from rollmux.cli.refusals import refusals, require_name
+from rollmux.cli.remote import CallRefused, Remote, remote
 from rollmux.client.link import job_path
 from rollmux.mux.transitions import Job
 from rollmux.protocol.job_file import job_data, read_job_file
 from rollmux.protocol.messages import Done
 from rollmux.protocol.views import ClusterView, JobView, LaneView, Quote
 from rollmux.protocol.views import Text as Lines
+
+T = TypeVar("T")
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")]
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node's name.")]
@@ -68,7 +71,7 @@ def status(
 
 def explain(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """Say why a job is where it is: what was tried, what it would cost, why it was not taken."""
-    _lines(remote(url, token, folder).get(Lines, f"{job_path(job)}/explain"), as_json)
+    _lines(_of(remote(url, token, folder), job, Lines, "/explain"), as_json)
 
 
 def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
@@ -76,7 +79,7 @@ def story(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "
 
     What was before is in its journal: `rollmux journal story`.
     """
-    _lines(remote(url, token, folder).get(Lines, f"{job_path(job)}/story"), as_json)
+    _lines(_of(remote(url, token, folder), job, Lines, "/story"), as_json)
 
 
 def logs(
@@ -88,7 +91,7 @@ def logs(
     folder: Folder = None,
 ) -> None:
     """Show what a job has printed that the controller started."""
-    printed = remote(url, token, folder).get(Lines, f"{job_path(job)}/log", lines=lines)
+    printed = _of(remote(url, token, folder), job, Lines, "/log", lines=lines)
     if printed.lines or as_json:
         _lines(printed, as_json)
     else:  # on standard error: programs may read the standard output
@@ -98,7 +101,8 @@ def logs(
 def cancel(job: JobName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """End a job."""
     there = remote(url, token, folder)
-    done = there.post(Done, f"{job_path(job)}/cancel")
+    with _named("job", job, there):
+        done = there.post(Done, f"{job_path(job)}/cancel")
     show({"job": job, **asdict(done)}, as_json, _placed(_job(there, job)))
 
 
@@ -108,18 +112,42 @@ def drain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token =
     It stays drained if it is lost and comes back. A node that is lost already can't be drained, unless it has jobs:
     drain it when it is back.
     """
-    done = remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/drain")
+    done = _done(remote(url, token, folder), node, "drain")
     show({"node": node, **asdict(done)}, as_json, f"Node {node} takes no more jobs.")
 
 
 def undrain(node: NodeName, as_json: AsJson = False, url: Url = "", token: Token = "", folder: Folder = None) -> None:
     """Put jobs on a drained node again."""
-    done = remote(url, token, folder).post(Done, f"/v1/nodes/{quoted(node, safe='')}/undrain")
+    done = _done(remote(url, token, folder), node, "undrain")
     show({"node": node, **asdict(done)}, as_json, f"Node {node} takes jobs again.")
 
 
+def _done(there: Remote, node: str, verb: str) -> Done:
+    with _named("node", node, there):
+        return there.post(Done, f"/v1/nodes/{quoted(node, safe='')}/{verb}")
+
+
 def _job(there: Remote, job: str) -> JobView:
-    return there.get(JobView, job_path(job))
+    return _of(there, job, JobView)
+
+
+def _of(there: Remote, job: str, kind: type[T], call: str = "", **query: object) -> T:
+    with _named("job", job, there):
+        return there.get(kind, f"{job_path(job)}{call}", **query)
+
+
+@contextmanager
+def _named(what: str, name: str, there: Remote) -> Iterator[None]:
+    """Stands around a call about a job or a node. If there is none of this name, says which the caller may mean."""
+    try:
+        yield
+    except CallRefused as error:
+        if error.message.startswith(f"there is no {what} "):
+            with suppress(CallRefused):
+                cluster = there.get(ClusterView, "/v1/cluster")  # a tenant hears of no others' jobs
+                names = [each.job for each in cluster.jobs] if what == "job" else [each.node for each in cluster.nodes]
+                require_name(what, name, tuple(names))
+        raise
 
 
 def _lines(text: Lines, as_json: bool) -> None:

@@ -12,7 +12,7 @@ import typer
 from rollmux.cli import options
 from rollmux.cli.options import AsJson, Folder, Token, Url, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.refusals import all_refusals
+from rollmux.cli.refusals import all_refusals, nearest
 from rollmux.cli.remote import remote
 from rollmux.mux.cluster_machine import ClusterMachine, Entry
 from rollmux.mux.codec import encode
@@ -54,11 +54,12 @@ def story(
     url: options.JournalUrl = "",
 ) -> None:
     """Tell what happened to a job and why, from its submission on, as far as the history goes back."""
-    with _history(folder, url) as (_, entries, begins):
+    with _history(folder, url) as (machine, entries, begins):
         lines = told(entries, job)
     if not lines:
         since = f" since record {begins}, after which its history begins" if begins else ""
-        raise typer.BadParameter(f"the journal knows no job {job!r}{since}")
+        known = (*machine.state.jobs, *machine.state.ended)
+        raise typer.BadParameter(f"the journal knows no job {job!r}{since}{nearest(job, known)}")
     show(Text(tuple(lines)), as_json, "\n".join(lines))
 
 

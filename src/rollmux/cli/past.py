@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rollmux.cli.options import AsJson, Folder, Token, Url
 from rollmux.cli.outputs import HERE, PIPED_WIDTH, console, fits_a_cell, fitted, require_writable, show, write_text
+from rollmux.cli.refusals import require_name
 from rollmux.cli.remote import remote
 from rollmux.protocol.history import BillView, HistoryView, JobBill
 from rollmux.report.live import spans_of
@@ -64,9 +65,8 @@ def bill(
     if not job:
         show(found, as_json, _table(found.jobs), _total(found))
         return
-    mine = next((each for each in found.jobs if each.job == job), None)
-    if mine is None:
-        raise typer.BadParameter(f"there is no bill of a job {job!r}")
+    require_name("job", job, tuple(each.job for each in found.jobs))
+    mine = next(each for each in found.jobs if each.job == job)
     show(mine, as_json, _table((mine,)))
 
 

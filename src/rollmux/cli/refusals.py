@@ -71,10 +71,14 @@ def why_not(error: RollmuxError | OSError) -> str:
 
 
 def require_name(what: str, name: str, known: tuple[str, ...]) -> None:
-    """Raises BadParameter, with the nearest known name, if this is not a known name."""
-    if name in known:
-        return
-    nearest = get_close_matches(name, known, n=1, cutoff=0.0)
-    choice = f"; choose from {', '.join(known)}" if len(known) <= SHOWN_CHOICES else ""
-    hint = f"; the nearest is {nearest[0]}" if nearest else ""
-    raise typer.BadParameter(f"there is no {what} {name!r}{hint}{choice}")
+    """Raises BadParameter, with what may be meant, if this is not a known name."""
+    if name not in known:
+        raise typer.BadParameter(f"there is no {what} {name!r}{nearest(name, known)}")
+
+
+def nearest(name: str, known: tuple[str, ...]) -> str:
+    """Which of the known names may be meant, as the end of a sentence: the nearest if it is near, and all if they are
+    few."""
+    near = get_close_matches(name, known, n=1)
+    hint = f"; the nearest is {near[0]}" if near else ""
+    return hint + (f"; choose from {', '.join(known)}" if 0 < len(known) <= SHOWN_CHOICES else "")

@@ -9,7 +9,7 @@ import typer
 
 from rollmux.cli.options import AsJson, Folder, folder_of
 from rollmux.cli.outputs import show
-from rollmux.cli.refusals import all_refusals
+from rollmux.cli.refusals import all_refusals, nearest
 from rollmux.cli.remote import elsewhere
 
 token_app = typer.Typer(no_args_is_help=True, help="Say who may call the controller: tokens for tenants and admins.")
@@ -58,9 +58,11 @@ def revoke(name: Name, as_json: AsJson = False, folder: Folder = None) -> None:
     from rollmux.service.tokens import Tokens  # noqa: PLC0415
 
     with all_refusals():
-        found = Tokens(_meant(folder), time.time).revoke(name)
+        tokens = Tokens(_meant(folder), time.time)
+        found = tokens.revoke(name)
     if not found:
-        raise typer.BadParameter(f"there is no token {name!r}")
+        known = tuple(str(each["name"]) for each in tokens.names())
+        raise typer.BadParameter(f"there is no token {name!r}{nearest(name, known)}")
     show({"name": name, "ok": True}, as_json, f"Token {name} is no good any more.")
 
 
