@@ -64,7 +64,7 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*words: str, size: tuple[int, int] = (40, 160)) -> Iterator[Terminal]:
+def terminal(*words: str, size: tuple[int, int] = (40, 160), kind: str = "xterm-256color") -> Iterator[Terminal]:
     """The command in a terminal of so many lines and columns."""
     outer, inner = os.openpty()
     termios.tcsetwinsize(inner, size)
@@ -74,7 +74,7 @@ def terminal(*words: str, size: tuple[int, int] = (40, 160)) -> Iterator[Termina
         stdout=inner,
         stderr=inner,
         start_new_session=True,
-        env=clean_env(TERM="xterm-256color"),
+        env=clean_env(TERM=kind),
     )
     os.close(inner)
     try:

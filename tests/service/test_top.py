@@ -183,3 +183,9 @@ def test_a_narrow_terminal_shows_fewer_columns_and_every_name_whole(there: Runni
                 text = plain(shown.drawn)
         rows = [re.search(rf"(?m)^ *{name} .*$", text) for name in names]
         assert all(row and len(row[0].rstrip()) <= columns for row in rows), text
+
+
+def test_a_terminal_that_can_t_be_drawn_on_is_told_to_look_once(there: Running) -> None:
+    with terminal("top", "--folder", str(there.folder), kind="dumb") as shown:
+        assert shown.ended() == 2
+        assert "--once" in shown.drawn

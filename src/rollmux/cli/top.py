@@ -80,8 +80,8 @@ def top(
 ) -> None:
     """Watch the cluster: nodes and who holds them, jobs, what they wait for, their SLOs, and what an hour costs."""
     shown = console()
-    if not (once or as_json or shown.is_terminal):
-        raise typer.BadParameter("this is no terminal: say --once or --json")
+    if not (once or as_json or (shown.is_terminal and not shown.is_dumb_terminal)):
+        raise typer.BadParameter("this is no terminal that can be drawn on: say --once or --json")
     with httpx.Client(transport=way_to(url)) as client, _ended_by_signals():
         watcher = Watcher(url, token, folder, client)
         if once:
