@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,6 +111,19 @@ def test_a_shell_that_waits_for_a_controller_says_for_which_and_how_long(tmp_pat
     assert done.stdout == "false\n"
     assert done.stderr.startswith("waits for a controller, 2 s at most: where is the controller?")
     assert done.stderr.count("waits for") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_shell_whose_wait_is_broken_off_starts_no_job_without_a_controller(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    words = [*ROLLMUX, "env", "--folder", str(tmp_path), "--wait", "3600"]
+    with subprocess.Popen(words, env=clean_env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline().startswith("waits for a controller")
+        waiting.send_signal(number)
+        assert waiting.communicate(timeout=60)[0] == "false\n"
+        assert waiting.returncode == 128 + number
 
 
 def test_the_data_say_what_was_done_to_what(said: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ folder's token goes to no other controller.
 """
 
 import shlex
+import signal
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,24 +166,34 @@ def env(
     folder: Folder = None,
 ) -> None:
     """Print what a shell needs to find this machine's controller, once that is ready: `eval "$(rollmux env)"`."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # `timeout` sends it
+    try:
+        there = _awaited(wait, folder)
+    except BaseException:
+        typer.echo("false")  # so that the shell's `eval` fails, too, and jobs don't run without a controller
+        raise
+    found = {"ROLLMUX_URL": there.url, "ROLLMUX_TOKEN": there.token}
+    show(found, as_json, *(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
+
+
+def _awaited(wait_s: float, folder: Path | None) -> Remote:
+    """This machine's controller, once it is ready."""
     began, told = time.monotonic(), False
     while True:
         try:
             there = remote("", "", folder, "--folder")
             there.get(Health, "/readyz")
-            break
         except typer.BadParameter as error:
             may_come = isinstance(error, CallRefused | Unknown) and not isinstance(error, Untrusted)
             waited_s = time.monotonic() - began
-            if waited_s > wait or not may_come:
-                typer.echo("false")  # so that the shell's `eval` fails, too, and jobs don't run without a controller
+            if waited_s > wait_s or not may_come:
                 raise
             if waited_s > UNTOLD_S and not told:
-                typer.echo(f"waits for a controller, {wait:g} s at most: {error.message}", err=True)
+                typer.echo(f"waits for a controller, {wait_s:g} s at most: {error.message}", err=True)
                 told = True
             time.sleep(AGAIN_S)
-    found = {"ROLLMUX_URL": there.url, "ROLLMUX_TOKEN": there.token}
-    show(found, as_json, *(f"export {name}={shlex.quote(value)}" for name, value in found.items()))
+        else:
+            return there
 
 
 def _written(path: Path, by: str) -> str:
