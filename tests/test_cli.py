@@ -1,6 +1,7 @@
 """The commands, as a person calls them."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -65,3 +66,24 @@ def test_the_version_is_told_by_command_and_by_module() -> None:
     told = f"rollmux {__version__}\n"
     assert run(app, ["--version"]).output == told
     assert subprocess.check_output([sys.executable, "-m", "rollmux", "--version"], text=True) == told
+
+
+def test_ctrl_c_while_the_command_is_being_imported_is_no_traceback(tmp_path: Path) -> None:
+    interrupted = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    (tmp_path / "typer.py").write_text(interrupted)
+    command = "import sys; from rollmux.__main__ import main; sys.path.insert(0, sys.argv.pop(1)); main()"
+    words = [sys.executable, "-c", command, str(tmp_path), "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=50)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_command_that_ctrl_c_is_not_to_end_keeps_to_that() -> None:
+    command = """
+import atexit, signal
+from rollmux.__main__ import main
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+atexit.register(lambda: print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN))
+main()
+"""
+    told = subprocess.check_output([sys.executable, "-c", command, "--version"], text=True)
+    assert told.splitlines()[-1] == "True"
