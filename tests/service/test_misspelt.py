@@ -85,3 +85,11 @@ def test_a_journal_and_the_list_of_tokens_name_what_they_know(tmp_path: Path) ->
         result = CliRunner().invoke(app, [*words, "--folder", str(tmp_path)], env={"COLUMNS": "200"})
         assert result.exit_code == 2, result.output
         assert heard in result.stderr
+
+
+@pytest.mark.parametrize("words", [("list",), ("create", "alice"), ("revoke", "alice")])
+def test_a_folder_that_is_not_there_holds_no_tokens(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, ["token", *words, "--folder", str(tmp_path / "c")], env={"COLUMNS": "200"})
+    assert result.exit_code == 2, result.output
+    assert f"there is no folder {tmp_path / 'c'}: `rollmux serve` makes it; or give another --folder" in result.stderr
+    assert not (tmp_path / "c").exists()

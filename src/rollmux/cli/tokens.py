@@ -67,14 +67,18 @@ def revoke(name: Name, as_json: AsJson = False, folder: Folder = None) -> None:
 
 
 def _meant(folder: Path | None) -> Path:
-    """The controller's folder. Raises BadParameter if none is named, and the environment names another controller."""
+    """The controller's folder. Raises BadParameter if it is not there, or if none is named and the environment names
+    another controller."""
     url = os.environ.get("ROLLMUX_URL", "")
     if said := elsewhere(url, folder):
         raise typer.BadParameter(
             f"{url}, which ROLLMUX_URL names, is {said}; tokens are kept in a controller's folder: "
             "run this on its machine with --folder, or say --folder for this one"
         )
-    return folder_of(folder)
+    place = folder_of(folder)
+    if not place.exists():
+        raise typer.BadParameter(f"there is no folder {place}: `rollmux serve` makes it; or give another --folder")
+    return place
 
 
 def _described(entry: dict[str, object]) -> str:
