@@ -1,6 +1,7 @@
 """Sweeps: what runs, what is kept, and what is said of it."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -258,3 +259,16 @@ def test_workers_end_with_a_sweep_that_is_killed_and_its_results_stay(results: P
         process.stdout.read()  # comes to its end when the last worker has closed it
     assert len(results.read_text().splitlines()) >= 1
     assert 1 <= len(module._resumed(results)) < 12
+
+
+def test_a_worker_that_hears_ctrl_c_as_it_begins_ends_without_a_word(results: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    (tmp_path / "sitecustomize.py").write_text(  # what each process imports first
+        "import os, signal, sys\nif '--multiprocessing-fork' in sys.orig_argv: os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, str(program), str(results), "3"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert "BrokenProcessPool" in done.stderr
+    assert "KeyboardInterrupt" not in done.stderr

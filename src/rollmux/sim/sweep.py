@@ -15,7 +15,7 @@ from hashlib import sha256
 from math import atan, cos, pi, sin, sqrt
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from signal import SIG_DFL, SIGINT, signal
+from signal import SIG_BLOCK, SIG_DFL, SIG_UNBLOCK, SIGINT, pthread_sigmask, signal
 from statistics import fmean, stdev
 from threading import Thread
 
@@ -150,7 +150,11 @@ def _finished(cases: Sequence[Case], workers: int) -> Generator[tuple[Case, Figu
         return
     executor = ProcessPoolExecutor(min(workers, len(cases)), get_context("spawn"), initializer=_begin_work)
     try:
-        futures = {executor.submit(run_case, case): case for case in cases}
+        pthread_sigmask(SIG_BLOCK, {SIGINT})  # workers are born deaf to it: they would print where they were just then
+        try:
+            futures = {executor.submit(run_case, case): case for case in cases}
+        finally:
+            pthread_sigmask(SIG_UNBLOCK, {SIGINT})
         for future in as_completed(futures):
             yield futures[future], future.result()
     finally:
@@ -160,6 +164,7 @@ def _finished(cases: Sequence[Case], workers: int) -> Generator[tuple[Case, Figu
 def _begin_work() -> None:
     """Prepares a worker: it ends silently at an interrupt, which its parent reports, and ends with its parent."""
     signal(SIGINT, SIG_DFL)
+    pthread_sigmask(SIG_UNBLOCK, {SIGINT})
     Thread(target=_end_with_parent, daemon=True).start()
 
 
