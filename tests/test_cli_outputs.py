@@ -137,24 +137,30 @@ def test_whoever_develops_sees_where() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "whole"),
+    ("words", "usual", "narrow"),
     [
-        ("simulate --workload {mixed} --policy solo,most-idle --fidelity pace", "most-idle"),
-        ("plan {mixed} --policy solo", "rollout-0"),
-        ("job-sim --setup 7B/8k --system sync --steps 1", "mean length"),
-        ("sweep --workload {mixed} --policy solo,most-idle --seeds 2 --workers 1 --out {results}", "100.0% ± 0.0%"),
+        ("simulate --workload {mixed} --policy solo,most-idle --fidelity pace", "most-idle", "most-idle"),
+        ("plan {mixed} --policy solo", "rollout-0", "job-1 "),
+        ("job-sim --setup 7B/8k --system sync --steps 1", "mean length", "sync "),
+        (
+            "sweep --workload {mixed} --policy solo,most-idle --seeds 2 --workers 1 --out {results}",
+            "100.0% ± 0.0%",
+            "most-idle",
+        ),
+        ("demo --virtual --hours 1", "rollout-0", "7B-8K-single "),
     ],
 )
-def test_no_figure_is_cut_on_a_terminal_of_usual_width(
-    words: str, whole: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("columns", [80, 40])
+def test_no_figure_and_no_name_is_cut_on_a_terminal(
+    words: str, usual: str, narrow: str, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", str(columns))
     mixed = tmp_path / "mixed.csv"
     write_workload(GENERATORS["mixed"](0, 6), mixed)
     result = CliRunner().invoke(app, words.format(mixed=mixed, results=tmp_path / "results.jsonl").split())
     assert result.exit_code == 0, result.output
-    assert whole in result.stdout
+    assert (usual if columns == 80 else narrow) in result.stdout
     assert "…" not in result.stdout
 
 

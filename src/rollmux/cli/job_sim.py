@@ -128,7 +128,7 @@ def _show(setup: Setup, played: Mapping[str, Played], console: Console) -> None:
             f"{wasted_share(each):.1%}",
             f"{each.bias.overall.mean_shift:+.1%}",
         )
-    console.print(fitted(table, console.width, *reversed(parts)))
+    console.print(fitted(table, console.width, *reversed(parts), "mean length", "wasted", "long", "short"))
     console.print("Means are of whole cycles. Wasted: of all tokens made. Mean length: trained over offered.")
     for name, each in played.items():
         if each.waiting_prompts and all(step.kind is not RoundKind.LONG for step in each.steps):

@@ -21,6 +21,7 @@ from rollmux.sim.policies import CONTENDERS
 NAMES = tuple(name for name, contender in CONTENDERS.items() if not contender.colocated)
 ALL = "all"
 SHOWN_NAMES = 5
+_SPARE = ("alone", "SLO", "here", "rollout", "training", "per hour", "headroom", "group")
 
 
 def plan(
@@ -92,7 +93,7 @@ def show(planned: PlannedCluster, console: Console) -> None:
     placed = sum(len(group.jobs) for group in planned.groups)
     console.print(f"{placed} jobs in {len(planned.groups)} groups by policy {planned.policy}")
     if planned.groups:
-        console.print(fitted(_table(planned), console.width, "alone", "SLO", "here"))
+        console.print(fitted(_table(planned), console.width, *_SPARE))
         console.print(
             f"${planned.usd_per_hour:,.2f} per hour shared, ${planned.dedicated_usd_per_hour:,.2f} on dedicated nodes: "
             f"{planned.saved:.1%} saved."

@@ -298,7 +298,7 @@ def show(workload: Workload, runs: Sequence[Run], cluster: Cluster, console: Con
             busy,
             "–" if p99 is None else f"{p99:.2f} ms",
         )
-    table = fitted(table, console.width, "decision", "moves", "per hour", "× whole-node")
+    table = fitted(table, console.width, "decision", "moves", "per hour", "× whole-node", "busy", "worst", "× fluid")
     console.print(table)
     shown = {column.header for column in table.columns}
     for name, said in _COLUMNS.items():

@@ -174,7 +174,7 @@ def show(found: list[Summary], console: Console) -> None:
         table.add_row(
             case.workload, case.policy, f"≤ {case.max_group}" if case.max_group else "own", str(each.seeds), *cells
         )
-    table = fitted(table, console.width, "seeds", "moves", "× whole-node", "cost")
+    table = fitted(table, console.width, "seeds", "moves", "× whole-node", "cost", "group", "× fluid")
     console.print(table)
     headers = {column.header for column in table.columns}
     for said in (simulated.OVER_FLUID, simulated.OVER_WHOLE_NODE):
