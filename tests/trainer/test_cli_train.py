@@ -201,7 +201,10 @@ def test_what_can_not_be_a_folder_is_refused(tmp_path: Path, out: str) -> None:
     (tmp_path / "afile").write_text("")
     done = runner.invoke(app, ["train", job(tmp_path), "--out", str(tmp_path / out)])
     assert done.exit_code == 2, done.output
-    assert re.search("File exists|Not a directory|No such file", unframed(done.output))
+    said = unframed(done.output)
+    assert re.search("this is no folder|Not a directory|No such file", said)
+    assert "--out" in said
+    assert "name another folder" in said
 
 
 def test_a_checkpoint_without_room_is_told_and_the_run_goes_on_from_the_one_before_it(
