@@ -18,7 +18,7 @@ from rollmux.runtime.host import NoRoom
 from rollmux.runtime.judge import model as judge_model
 from rollmux.runtime.judge.judge import TextJudge
 from rollmux.runtime.judge.model import JudgeHasNoRoom, ModelJudge, Question
-from rollmux.runtime.residency import CpuMemory
+from rollmux.runtime.residency import CpuMemory, NotFreed
 from rollmux.runtime.residency.memory import memory_of
 from rollmux.runtime.rewards.tasks import JudgeTask
 from tests.runtime.engine.models import DEVICE, on_processors, prompt, tiny
@@ -188,6 +188,19 @@ def test_a_layer_that_is_not_on_the_device_is_nowhere() -> None:
         }
         assert {0, number} <= there
         assert (len(there), len(nowhere)) == (1 + BUFFERS, LAYERS - 1 - BUFFERS)
+    judge.close()
+
+
+def test_for_as_long_as_somebody_looks_at_a_layer_the_device_is_not_said_to_be_free() -> None:
+    judge = judging(Free())
+    said = judge.judge(QUESTIONS)
+    looks = judge.layers._parameters[0][0].data.view(-1)
+    for _ in range(2):
+        with pytest.raises(NotFreed):
+            judge.layers.release()
+    del looks
+    judge.layers.release()
+    assert judge.judge(QUESTIONS) == said
     judge.close()
 
 

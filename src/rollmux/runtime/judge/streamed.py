@@ -58,6 +58,7 @@ class StreamedLayers:
         memory.pin(self._host)
         self._take()
         self._device: Tensor | None = None
+        self._is_freed = True  # `_memory` has said that it has back what was let go of
         self._streamed: tuple[int, ...] | None = None
         self._held: list[int] = []  # the layer that each buffer has or is getting
         self._coming: dict[int, Transfer] = {}
@@ -91,16 +92,21 @@ class StreamedLayers:
         self._streamed = tuple(streamed)  # only once all are there: if this breaks off, it is done anew
 
     def release(self) -> None:
-        """Gives all device memory back; `arrange` takes it again."""
-        if self._device is None:
-            return
+        """Gives all device memory back; `arrange` takes it again. Raises NotFreed for as long as others hold it."""
+        if self._device is not None:
+            self._let_go(self._device)
+        if not self._is_freed:
+            self._memory.release()
+            self._is_freed = True
+
+    def _let_go(self, device: Tensor) -> None:
         while self._coming:  # until nothing looks at the device's memory any more
             self._coming.popitem()[1].finish()
-        self._memory.expect(self._device.nbytes, self._device.data_ptr())
+        self._memory.expect(device.nbytes, device.data_ptr())
         for number in range(len(self)):
             self._empty(number)
         self._held, self._streamed, self._device = [], None, None
-        self._memory.release()
+        self._is_freed = False
 
     def undo(self) -> None:
         """Ends the streaming: all layers are whole again, in host memory."""
