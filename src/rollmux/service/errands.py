@@ -33,13 +33,14 @@ class Errands:
         self._ends: set[asyncio.Task[None]] = set()  # they stop attempts that are over for the machine
         self._tell: Tell | None = None
         self._pool_of = machine.state.cluster.fixed_nodes
+        self._there: set[str] = set()  # those of them that were there at the first look, and not lost since
 
     async def begin(self, tell: Tell) -> None:
         """Attempts that still run go on; an attempt that is gone, though it should run, has failed."""
         self._tell = tell
-        there = await self.launcher.watch(self._pool_of, self._node_changed)
+        self._there = await self.launcher.watch(self._pool_of, self._node_changed)
         for node in self._pool_of:
-            if node not in there:  # before anything is launched there
+            if node not in self._there:  # before anything is launched there
                 await self._node_changed(node, False)
         running = await self.launcher.begin(self._exited)
         for record in list(self.machine.state.jobs.values()):
@@ -51,7 +52,7 @@ class Errands:
         if self._ends:
             await asyncio.wait(self._ends, timeout=BEGIN_S)
         for node in self._pool_of:
-            if node in there:
+            if node in self._there:  # one may have been lost meanwhile
                 await self._node_changed(node, True)
 
     async def run(self, errand: Errand) -> None:
@@ -123,6 +124,8 @@ class Errands:
             await self._told(ev.JobFinished(job_id, attempt))
 
     async def _node_changed(self, node: str, there: bool) -> None:
+        if not there:
+            self._there.discard(node)
         await self._told(ev.NodeJoined(node, self._pool_of[node]) if there else ev.NodeLost(node))
 
     def _is_current(self, job_id: str, attempt: int, *states: Job) -> bool:
