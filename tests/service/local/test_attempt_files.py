@@ -1,6 +1,7 @@
 """What attempts print and what is remembered of them: readable from the end, bounded, and in its own place."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -175,6 +176,13 @@ def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
         write(str(tmp_path / "record"), content)
         assert AttemptFiles(tmp_path).ended(("a", 1)) is None
     assert [path.name for path in tmp_path.iterdir()] == ["record"]
+
+
+def test_a_record_is_whole_though_a_write_before_it_broke_off(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    Path(f"{record}.tmp").write_bytes(b"x" * 9999)
+    write(str(record), {"failed": ""})
+    assert json.loads(record.read_bytes()) == {"failed": ""}
 
 
 def test_a_keeper_loads_little() -> None:

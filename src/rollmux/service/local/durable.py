@@ -29,5 +29,6 @@ def write(path: str, content: Mapping[str, object]) -> None:
 def _fill(path: str, content: bytes) -> None:
     with open(path, "r+b" if os.path.exists(path) else "wb") as file:
         file.write(content.ljust(ROOM_BYTES))
+        file.truncate()  # a write that broke off may have left more
         file.flush()
         os.fsync(file.fileno())
