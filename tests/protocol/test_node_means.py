@@ -62,6 +62,7 @@ def test_a_node_may_say_which_of_rays_it_is(said: dict[str, str], name: RayName 
     ("node", "path"),
     [
         ({"cores": "4-2"}, "cores"),
+        ({"cores": "0-3,9-8"}, "cores"),
         ({"cores": "0-3,2"}, "cores"),
         ({"cores": "0-"}, "cores"),
         ({"cores": []}, "cores"),

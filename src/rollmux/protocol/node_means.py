@@ -104,7 +104,10 @@ def _ranges(text: str) -> list[int] | None:
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", piece, re.ASCII)
         if match is None:
             return None
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            return None
+        found += range(first, last + 1)
     return found
 
 
