@@ -1,5 +1,6 @@
 """A controller whose disk is full, or fails: it says so, changes nothing more, and has lost nothing (F13)."""
 
+import asyncio
 import signal
 import sqlite3
 import subprocess
@@ -12,8 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.service.errands import Errands
+from rollmux.service.host import Host
 from rollmux.service.journal import Batch, SqliteJournal
-from tests.service.serving import Served, job, served
+from rollmux.service.recovery import recover
+from tests.service.fuzz import Nobody
+from tests.service.memory_journal import MemoryJournal
+from tests.service.serving import PAIR, RULES, Served, job, served
+from tests.service.test_recovery import JOB
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_BYTES = 400_000
@@ -117,6 +125,32 @@ def test_what_may_or_may_not_be_on_disk_was_told_nobody(tmp_path: Path, keeps: b
         for number in range(20):
             there.post("/v1/jobs", job(f"job-{number}"))
         assert names(there) == [f"job-{number}" for number in range(20)]
+
+
+def test_a_controller_that_can_not_write_its_last_words_ends_as_others_do() -> None:
+    """Its launcher waits for starts that are under way: nobody would look after half a start."""
+    closed = []
+
+    class Noted(Nobody):
+        async def close(self) -> None:
+            closed.append("launcher")
+
+    class Full(MemoryJournal):
+        def close(self) -> None:
+            closed.append("journal")
+
+    async def main() -> None:
+        journal = Full()
+        controller, now = recover(journal, PAIR, RollmuxPolicy(), RULES)
+        host = Host(controller, journal, Errands(controller.machine, controller.jobs, Noted(), lambda *_: {}), now, 0)
+        await host.start([])
+        journal.full = True
+        controller.submit(host.now, "team", JOB)
+        await host.stop()
+        assert "no space left" in host.broken
+
+    asyncio.run(main())
+    assert closed == ["launcher", "journal"]
 
 
 def small_disk(folder: Path) -> bool:

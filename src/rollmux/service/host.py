@@ -128,7 +128,8 @@ class Host:
     async def stop(self) -> None:
         """No more changes; jobs run on, and find the next controller."""
         if not self.broken:
-            await self._durable()
+            with suppress(Unavailable):  # the log says why already
+                await self._durable()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
