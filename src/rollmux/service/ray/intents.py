@@ -61,9 +61,6 @@ class Intents:
         with suppress(OSError), self._lock:  # on a full disk: a later life may do it again
             self._write(replace(intent, told=True, over=over))
 
-    def get(self, key: Key) -> Intent | None:
-        return _read(self._path(key))
-
     def latest(self, job_id: str) -> Intent | None:
         found = [each for path in self._of(file_name(job_id)) if (each := _read(path)) is not None]
         return max(found, key=lambda intent: intent.attempt, default=None)
