@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from rollmux.client import CallRefused, Unreachable
-from rollmux.client.wire import Wire
+from rollmux.client.wire import ANSWER_PART, Wire
 from rollmux.errors import RollmuxError
 from rollmux.protocol.messages import Done
 from tests.client.world import World, job_data, soon
@@ -106,6 +106,21 @@ def test_a_call_that_a_proxy_gives_up_is_parked_for_less_when_it_comes_again() -
 
     wire = Wire("http://controller", "", 2.0, httpx.MockTransport(impatient))
     assert wire.post("/v1/jobs/a/ask", {"wait_s": 10.0}, Done, wait_s=10.0) == Done()
+
+
+def test_a_call_without_an_answer_is_given_up_while_the_lease_holds() -> None:
+    """So that it can be repeated in time: a sign of life counts from when it was sent."""
+    limits = list[float]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json={})
+
+    wire = Wire("http://controller", "", 2.0, httpx.MockTransport(answer))
+    for lease_s in (25.0, 10.0):
+        wire.hurry(lease_s)
+        wire.post("/v1/jobs/a/listen", {"wait_s": 1.0}, Done, wait_s=1.0)
+    assert limits == [1.0 + ANSWER_PART * 25.0, 1.0 + ANSWER_PART * 10.0]
 
 
 def test_of_a_certificate_that_is_not_trusted_what_helps_is_told() -> None:

@@ -389,6 +389,7 @@ def test_a_parked_call_is_answered_the_moment_the_lease_is_free(tmp_path: Path) 
         told = there.post("/v1/jobs/b/ask", {**ask, "wait_s": 0.0})
         assert told["holders"] == ["a"]
         assert "rollout(0) of job a" in told["reason"]
+        assert 0.0 < told["expected_s"] <= job("a")["rollout"]["duration_s"]
         got: list[float] = []
 
         def wait() -> None:
