@@ -14,8 +14,11 @@ import pytest
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.cluster_state import ClusterState
+from rollmux.mux.hardware import Cluster
 from rollmux.mux.image import image
 from rollmux.mux.job import PhaseKind
+from rollmux.mux.policies.rollmux import RollmuxPolicy
+from rollmux.mux.seat import Lane
 from rollmux.mux.transitions import Phase
 from rollmux.protocol.history import ANOTHERS, SpanView
 from rollmux.service.controller import Controller
@@ -84,6 +87,7 @@ class Played:
     controller: Controller
     integrals: Integrals
     now: float
+    unseen: list[str]  # phases that waited, and of which the history did not say so
 
 
 @pytest.fixture(scope="module", params=SEEDS)
@@ -91,13 +95,20 @@ def played(request: pytest.FixtureRequest) -> Played:
     world = live_through(request.param)
     machine = ClusterMachine(world.begun_in, world.policy(), world.rules)
     controller = Controller(machine, [(each.tenant, world.submissions[each.job_id]) for each in world.journal.owned()])
-    integrals, now = Integrals(), 0.0
+    integrals, now, unseen = Integrals(), 0.0, list[str]()
     for record in world.played:
         integrals.pass_by(machine.state, record.at - now)
         now = record.at
         controller.tell(now, record.event)
+        known = controller.history.spans.waits
+        unseen += [str(lane) for lane in _waiting(machine.state) if (lane.seat.job.id, lane.kind.value) not in known]
     integrals.pass_by(machine.state, 7.0)
-    return Played(world, controller, integrals, now + 7.0)
+    return Played(world, controller, integrals, now + 7.0, unseen)
+
+
+def _waiting(state: ClusterState) -> list[Lane]:
+    lanes = [lane for record in state.jobs.values() for lane in state.lanes(record)]
+    return [lane for lane in lanes if lane.state is Phase.WAITING or lane.wanted]
 
 
 def test_the_jobs_bills_add_up_to_what_the_nodes_cost_while_jobs_were_pinned_to_them(played: Played) -> None:
@@ -105,6 +116,10 @@ def test_the_jobs_bills_add_up_to_what_the_nodes_cost_while_jobs_were_pinned_to_
     assert isclose(sum(job.usd for job in bill.jobs) + bill.forgotten_usd, bill.usd, rel_tol=1e-9)
     assert isclose(bill.usd, played.integrals.usd, rel_tol=1e-9)
     assert bill.usd > 0
+
+
+def test_each_phase_that_waits_is_known_to_wait(played: Played) -> None:
+    assert played.unseen == []
 
 
 def test_node_hours_are_those_under_leases(played: Played) -> None:
@@ -229,6 +244,15 @@ def test_a_bill_sets_what_a_job_cost_beside_its_price_alone() -> None:
     assert (ended.state, ended.how, ended.ended_s, ended.iterations_done) == ("ended", "finished", 50.0, 1)
     assert ended.usd == pytest.approx(alone * 49.0 / HOUR_S)
     assert ended.usd_per_hour == 0.0
+
+
+def test_where_machines_cost_nothing_jobs_cost_nothing() -> None:
+    free = [replace(pool, node_type=replace(pool.node_type, usd_per_gpu_hour=0.0)) for pool in CLUSTER.pools]
+    controller, _ = recover(MemoryJournal(), Cluster(*free), RollmuxPolicy(), RULES)
+    controller.submit(1.0, "team", JOB)
+    assert controller.machine.state.jobs["A"].placement is not None
+    (bill,) = at_once(seen.bill_view(controller, 9.0, None)).jobs
+    assert (bill.usd, bill.usd_per_hour, bill.alone_usd_per_hour) == (0.0, 0.0, 0.0)
 
 
 def test_what_jobs_have_come_to_that_are_not_shown_is_in_the_sums_beside_those_that_are() -> None:

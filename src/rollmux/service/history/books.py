@@ -19,9 +19,7 @@ HOUR_S = 3600.0
 def shares(group: Group, cluster: Cluster) -> dict[str, float]:
     """The price of a group's hour, split among its jobs in proportion to their prices alone: all save the same part."""
     alone = {member.job.id: member.job.usd_per_hour(cluster) for member in group.members}
-    whole, usd = sum(alone.values()), group.usd_per_hour(cluster)
-    if not whole:
-        return dict.fromkeys(alone, usd / len(alone))
+    whole, usd = sum(alone.values()) or 1.0, group.usd_per_hour(cluster)  # where machines cost nothing, no job does
     return {job_id: usd * price / whole for job_id, price in alone.items()}
 
 
