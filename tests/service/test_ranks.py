@@ -139,6 +139,18 @@ def test_who_leaves_without_a_rank_speaks_for_all_as_older_clients_do() -> None:
     assert job.ended == "finished"
 
 
+def test_who_leaves_late_ends_nobody_else() -> None:
+    job = Alone()
+    job.attach()
+    job.leave(None, "ValueError: nan")
+    job.attach("two")
+    job.leave(None, "ValueError: nan")  # once more: its answer was lost
+    assert job.state() is Job.RUNNING
+    for _ in range(2):
+        job.leave(None, attempt=2)
+        assert job.ended == "finished"
+
+
 def test_a_rank_that_fails_ends_the_attempt_once_the_others_have_heard_of_it_and_left() -> None:
     job = Alone()
     job.attach()

@@ -171,6 +171,16 @@ def test_nobody_else_puts_anything_among_what_is_remembered_of_attempts(tmp_path
     assert found == dict.fromkeys(("logs", "logs/a", "attempts", "attempts/a"), 0o700)
 
 
+def test_a_log_that_all_have_closed_is_at_its_end(tmp_path: Path) -> None:
+    """Else its keeper would look at it over and over again for as long as the rank goes on."""
+    log = AttemptLog(f"{tmp_path}/1.0.log", 99)
+    os.write(log.end, b"said")
+    assert (log.read(), log.read()) == (True, False)
+    log.started()
+    assert log.read() is None
+    os.close(log.pipe)
+
+
 def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
     for content in ({"failed": "x" * 9999}, {"failed": ""}):
         write(str(tmp_path / "record"), content)
