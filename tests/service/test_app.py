@@ -399,6 +399,7 @@ def test_a_parked_call_is_answered_the_moment_the_lease_is_free(tmp_path: Path) 
         waiting = threading.Thread(target=wait)
         waiting.start()
         time.sleep(0.2)
+        there.post("/v1/jobs/b/ask", {**ask, "wait_s": 0.1})  # the job's other call ends with its own time
         freed = time.monotonic()
         there.post("/v1/jobs/a/report", {"said": "finished", "epoch": first["epoch"]})
         waiting.join(5)
