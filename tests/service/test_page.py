@@ -362,6 +362,20 @@ def test_who_waits_is_shown_with_whom_it_waits_for_and_then_holds(tmp_path: Path
         soon(page, ".names li", r"train-0\s*⊘ draining")
 
 
+def test_a_job_that_has_its_place_and_no_script_is_shown_to_wait_for_that(tmp_path: Path, eyes: Eyes) -> None:
+    with looked_at(eyes, tmp_path) as there:
+        hands = Hands(there)
+        hands.submit("alone")
+        page = eyes.open(there)
+        soon(page, ".doing.rests", "between phases")
+        listen = {"attempt": hands.attempts["alone"], "wait_s": 5.0}
+        version = there.post("/v1/jobs/alone/listen", listen)["version"]
+        url, headers = f"{there.service.url}/v1/jobs/alone/listen", {"Authorization": f"Bearer {there.admin}"}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(url, json={**listen, "seen": version}, headers=headers, timeout=0.5)
+        soon(page, ".doing.waits", "its script hung up: it has 121 s to be started again")
+
+
 def test_the_page_says_when_nothing_is_heard_and_goes_on_with_the_next_controller(tmp_path: Path, eyes: Eyes) -> None:
     # Nobody at the port, a connection cut off, or the door of a controller that is still reading its journal.
     eyes.allowed = "ERR_CONNECTION_REFUSED|ERR_INCOMPLETE|ERR_CONNECTION_RESET|ERR_EMPTY|503"

@@ -62,7 +62,7 @@ function doing(job) {
     } else if (lane.state === "parked") words.push(["rests", `${lane.kind} state rests on its nodes`]);
     else if (lane.state !== "waiting") words.push([lane.state === "fenced" ? "lost" : "works", `${name} ${STATES[lane.state] ?? lane.state}${lane.for_s === null ? "" : ` for ${lasting(lane.for_s)}`}`]);
   }
-  if (!words.length && job.state !== "running") {
+  if (!words.length && (job.reason || job.state !== "running")) {
     const until = job.expected_wait_s === null ? "" : `, about ${lasting(job.expected_wait_s)} more`;
     words.push(["waits", `${job.reason || JOB_STATES[job.state] || job.state}${until}`]);
   }
