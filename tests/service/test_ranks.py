@@ -151,6 +151,15 @@ def test_who_leaves_late_ends_nobody_else() -> None:
         assert job.ended == "finished"
 
 
+def test_who_is_late_by_more_than_one_attempt_is_not_told_why_another_one_ended() -> None:
+    job = Alone(1)
+    for attempt, why in enumerate(("ValueError: nan", "OSError: no space"), 1):
+        job.attach(f"life {attempt}")
+        job.leave(0, why, attempt)
+    told = [job.controller.processes.listen(job.now, "a", Listen(attempt)).stop for attempt in (1, 2)]
+    assert told == ["attempt 1 is over", "attempt 2 is over (OSError: no space)"]
+
+
 def test_a_rank_that_fails_ends_the_attempt_once_the_others_have_heard_of_it_and_left() -> None:
     job = Alone()
     job.attach()
