@@ -363,6 +363,13 @@ def test_a_script_that_is_started_again_after_its_job_has_ended_is_told_what_hel
     )
 
 
+@pytest.mark.parametrize(("verb", "what"), [("listen", "epochs"), ("listen", "finished"), ("ask", "finished")])
+def test_a_call_that_names_leases_without_end_holds_nobody_up(there: Served, verb: str, what: str) -> None:
+    body = {"attempt": 1, "kind": "rollout", "iteration": 0, what: [1] * 10_000}
+    answer = there.call("POST", f"/v1/jobs/mine/{verb}", body)
+    assert (answer.status_code, "10000 leases in one call" in answer.json()["error"]) == (409, True)
+
+
 def test_who_asks_for_a_phase_that_is_done_is_told_so_and_one_out_of_order_is_refused(there: Served) -> None:
     there.post("/v1/jobs", job("order"))
     attempt = there.post("/v1/jobs/order/attach", {"instance": "one", "wait_s": 5.0})["attempt"]

@@ -4,7 +4,7 @@ A call may come twice, late, or after the controller was started anew: the answe
 nodes counts once every process of the job has said it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -55,6 +55,8 @@ _LESS: dict[Said | None, frozenset[Said]] = {
 _AT_REST = (Phase.PARKED, Phase.OFFLOADING)
 
 ANOTHER_LIFE = "its script was started again"
+# The most leases that a call may name: looking at each takes a moment, in which nobody else is heard.
+MOST_LEASES = 100
 
 
 class Processes:
@@ -133,6 +135,7 @@ class Processes:
         """The lease for a phase, or why it is not there yet."""
         live = self._controller.live(job_id)
         live.require_rank(call.rank)
+        _require_few(call.finished)
         if not live.speaks(call.rank, call.instance):
             raise IllegalEvent(f"rank {call.rank} of job {job_id}: {ANOTHER_LIFE}")
         live.is_there()
@@ -179,6 +182,7 @@ class Processes:
         """
         live = self._controller.live(job_id)
         live.require_rank(call.rank)
+        _require_few((*call.epochs, *call.finished))
         record = self._state.jobs.get(job_id)
         if record is None or not record.is_current(call.attempt):
             why = live.is_over(call.attempt) if record else self._state.ended.get(job_id, "the job is over")
@@ -331,6 +335,11 @@ class Processes:
         reason = f"waits for {holders}" if before else "others are before it in line"
         ends = [held.ends_at / 1000 - now for held in before if held.ends_at]
         return Turn(None, reason=reason, holders=names, expected_s=max(0.0, *ends) if ends else None)
+
+
+def _require_few(epochs: Sequence[int]) -> None:
+    if len(epochs) > MOST_LEASES:
+        raise IllegalEvent(f"{len(epochs)} leases in one call: no process has more than {MOST_LEASES}")
 
 
 def _said_of(lane: Lane, name: Callable[[str], str]) -> str:
