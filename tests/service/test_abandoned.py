@@ -388,8 +388,15 @@ def test_who_is_told_to_go_elsewhere_hangs_up_and_is_not_given_up_for_that() -> 
 def test_who_says_goodbye_in_line_leaves_it_at_once() -> None:
     line = InLine()
     line.attach()
+    for _ in range(2):  # once more where its answer was lost
+        line.leaves("KeyboardInterrupt: ")
+        assert line.ended == "its script ended while it waited for a place: KeyboardInterrupt: "
+
+
+def test_no_goodbye_ends_a_job_that_is_to_be_launched() -> None:
+    line = InLine(command=("python",))
     line.leaves("KeyboardInterrupt: ")
-    assert line.ended == "its script ended while it waited for a place: KeyboardInterrupt: "
+    assert line.state() is Job.QUEUED
 
 
 def test_one_process_that_says_goodbye_in_line_ends_the_job_for_all() -> None:

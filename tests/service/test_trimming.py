@@ -16,7 +16,7 @@ from rollmux.mux.cluster_state import Rules
 from rollmux.mux.image import image, to_json
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
-from rollmux.service.controller import Controller
+from rollmux.service.controller import FORGET_AT_ONCE, Controller
 from rollmux.service.journal import KEEP_RECORDS, KEPT_IMAGES, Batch, Image, Journal, JournalDamaged, Owned
 from rollmux.service.journal.history import PARTS, PORTION, history
 from rollmux.service.journal.place import FILE, to_read
@@ -136,10 +136,12 @@ def test_jobs_that_nobody_remembers_are_forgotten_in_the_journal_too(place: Plac
 def test_submissions_that_were_left_over_go_unless_one_of_that_name_has_come_anew(place: Place, again: bool) -> None:
     with closing(begun(place)) as journal:
         lived(journal, 1)
-        journal.append(Batch((), (Owned("A", "team", {"left": "over"}),)))
+        names = [*(f"left{number}" for number in range(FORGET_AT_ONCE)), "A"]  # more than go at once
+        journal.append(Batch((), tuple(Owned(name, "team", {"left": "over"}) for name in names)))
         controller, now = recover(journal, CLUSTER, RollmuxPolicy(), RULES)
         controller.submit(now + 1, "team", replace(JOB, job=replace(JOB.job, id="A" if again else "B")))
-        journal.append(controller.take()[0])
+        while (taken := controller.take()[0]) != Batch():
+            journal.append(taken)
         assert {each.job_id for each in journal.owned()} == {"job0", "A" if again else "B"}
 
 
