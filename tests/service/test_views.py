@@ -15,6 +15,7 @@ from rollmux.service import views
 from rollmux.service.controller import Controller
 from tests.mux.test_backlog import cast_on, job, played
 from tests.mux.test_moves import Hand, waits_for_its_new_nodes
+from tests.service.test_history import at_once
 
 
 def controller_of(machine: ClusterMachine, others: Iterable[str] = ()) -> Controller:
@@ -42,6 +43,13 @@ def line(*more: JobSpec, over: int = 4) -> Controller:
     """One node of each pool is free, and `big` waits for both; A goes on for so many iterations."""
     cast = played(cast_on(2, 2), (0.0, job("A", iterations=over)), (0.0, job("big", nodes=2)), until=0.0)
     return controller_of(played(cast, *((0.0, each) for each in more), until=0.0).machine, others=["big"])
+
+
+def test_a_job_among_all_has_the_forecast_that_it_has_when_it_is_asked_for_alone() -> None:
+    controller = line()
+    paces = {view.job: view.iteration_s for view in at_once(views.cluster_view(controller, 0.0, None)).jobs}
+    assert paces == {name: views.one_job_view(controller, 0.0, name, None).iteration_s for name in paces}
+    assert (paces["A"] is None, paces["big"]) == (False, None)
 
 
 @pytest.mark.parametrize(
