@@ -52,6 +52,14 @@ def test_a_job_among_all_has_the_forecast_that_it_has_when_it_is_asked_for_alone
     assert (paces["A"] is None, paces["big"]) == (False, None)
 
 
+@pytest.mark.parametrize("over", [4, 8])
+def test_who_waits_for_a_place_is_told_how_long(over: int) -> None:
+    controller = line(over=over)
+    waiting, ahead = (views.one_job_view(controller, 0.0, name, None) for name in ("big", "A"))
+    assert ahead.iteration_s is not None
+    assert (waiting.expected_wait_s, ahead.expected_wait_s) == (over * ahead.iteration_s, None)
+
+
 @pytest.mark.parametrize(
     ("asked", "admitted"),
     [
