@@ -1,5 +1,6 @@
 """What is said beside a file counts as if it stood there; what is written is read as the same data."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ def refusal(folder: Path, text: str, *changes: str) -> str:
 )
 def test_a_change_counts_as_if_it_stood_in_the_file(tmp_path: Path, change: str, found: dict[str, Any]) -> None:
     assert read(tmp_path, "slo: 2\nrollout: {nodes: 1, duration_s: 3}\n", change) == found
+
+
+def test_a_character_that_json_writes_in_two_halves_is_one(tmp_path: Path) -> None:
+    text, half = "10 \U0001f9ee", "\ud83e"
+    said = {"name": text, text: [half, f"{half}{text}"]}
+    assert read(tmp_path, json.dumps(said), f"slo={json.dumps(text)}") == {**said, "slo": text}
 
 
 def test_changes_count_in_their_order_and_the_last_of_a_key_stands(tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ class _Loader(yaml.SafeLoader):
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """JSON writes a character beyond the first 65,536 as two escapes, which this library takes for two of them."""
+        return _TWO_HALVES.sub(_joined, super().construct_scalar(node))
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes texts that the loader would take for something else, and escapes line breaks that are not ASCII's: YAML
@@ -44,6 +48,11 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:str", text, '"' if _BREAKS & set(text) else None)
 
 
+def _joined(halves: re.Match[str]) -> str:
+    return halves[0].encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+_TWO_HALVES = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
 _BREAKS = set("\x85\u2028\u2029")
 _Dumper.add_representer(str, _Dumper.represent_str)
 
