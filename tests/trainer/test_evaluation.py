@@ -1,6 +1,7 @@
 """What a model is worth: each prompt is asked, answers are the seed's, and one without a reward is no zero."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -205,7 +206,7 @@ def test_the_command_says_which_model_was_asked(tmp_path: Path) -> None:
 
 
 def test_of_a_runs_folder_the_model_is_asked_that_the_run_has_left(tmp_path: Path) -> None:
-    run = tmp_path / "a run: #1"
+    run = tmp_path / "a run: #1 \U0001f9ee"
     assert runner.invoke(app, ["train", job(tmp_path), "--steps", "1", "--out", str(run)]).exit_code == 0
     model = json.dumps(str(run / "model"))
     by_hand = runner.invoke(app, ["evaluate", str(run / "settings.yaml"), f"model.path={model}", "seed=3"])
@@ -261,15 +262,19 @@ def test_what_was_found_is_told_where_the_answers_have_no_room(tmp_path: Path) -
     assert "No space left on device" in done.stderr
 
 
-def test_the_command_says_what_failed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_what_failed_first_and_quotes_nothing_that_commands_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*given: Any) -> float:
-        raise ValueError("unreadable")
+        raise ValueError("unreadable: \x1b]0;title\x07\x1b[2J\n\x9b31m")
 
     monkeypatch.setattr(Arithmetic, "reward", fails)
     done = runner.invoke(app, ["evaluate", job(tmp_path)])
     assert done.exit_code == 0
     assert "no reward; " in done.stdout
-    assert "The first that failed: prompt number " in done.stdout
+    assert re.search(
+        r"^The first that failed: prompt number \d+: .* unreadable:  ]0;title  \[2J  31m$", done.stdout, re.MULTILINE
+    )
 
 
 @pytest.mark.parametrize("change", ["rollout.max_length=31", "model.path=nowhere", "task.nam=guessing"])

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 
 from rollmux.checks import Checks
 from rollmux.packer import Prompt, Request
+from rollmux.plain import plain
 from rollmux.runtime.rewards import Reward, Status, Told
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import RolloutStuck
@@ -130,7 +131,8 @@ class _Asking:
             response.drawn,
             response.is_cut,
             reward.value if is_score else None,
-            "" if is_score else f"{named(self._task, number)}: {reward.status.value}: {reward.detail}",
+            # Why it failed may quote the answer.
+            "" if is_score else f"{named(self._task, number)}: {reward.status.value}: {plain(reward.detail)}",
         )
 
 
