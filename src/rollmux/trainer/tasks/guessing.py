@@ -15,6 +15,7 @@ from rollmux.trainer.tasks.task import Needs
 
 ALPHABET = "0123456789?<>;"
 ASK, LOWER, HIGHER, END = "?", "<", ">", ";"
+MOST_DIGITS = 100  # of a number: far beyond what is asked for, and Python refuses thousands of them
 
 
 class Guessing:
@@ -103,4 +104,4 @@ def _possible(highest: int, secret: int, *said: str) -> tuple[int, int]:
 
 def _number(turn: str) -> int | None:
     text = turn.removesuffix(END)
-    return int(text) if text.isdecimal() and text != turn else None
+    return int(text) if text.isdecimal() and text != turn and len(text) <= MOST_DIGITS else None
