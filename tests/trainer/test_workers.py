@@ -1,6 +1,6 @@
 """Workers come and go in the middle of a round: who runs a response changes nothing of it, nor of what follows."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from threading import Event, Thread
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollmux.errors import InvariantViolated
 from rollmux.packer import Prompt, Request
-from rollmux.runtime.engine import Ended, FinishReason, GenerationRequest
+from rollmux.runtime.engine import Ended, FinishReason, Generated, GenerationRequest, Unfinished
 from rollmux.trainer.parts import Parts
 from rollmux.trainer.rollout import Rolled
 from rollmux.trainer.safe_points import SafePoints
@@ -388,14 +388,30 @@ class Busy:
     """An engine that is asked, and does nothing."""
 
     def __init__(self) -> None:
-        self.unfinished = 0
+        self.has: dict[str, Unfinished] = {}
         self.cancelled: list[list[str]] = []
 
+    @property
+    def unfinished(self) -> int:
+        return len(self.has)
+
     def submit(self, request: GenerationRequest) -> None:
-        self.unfinished += 1
+        self.has[request.id] = Unfinished(request, Generated())
+
+    def export(self, names: Collection[str] | None = None) -> list[Unfinished]:
+        return [self.has.pop(name) for name in (list(self.has) if names is None else names)]
+
+    def adopt(self, moved: Sequence[Unfinished]) -> None:
+        self.has.update((each.request.id, each) for each in moved)
 
     def cancel(self, names: Collection[str]) -> None:
         self.cancelled.append(list(names))
+
+    def resume(self) -> None:
+        """It has no memory to ask for."""
+
+    def suspend(self) -> None:
+        """Nor to give back."""
 
 
 def test_each_engine_is_told_at_once_of_all_that_nobody_goes_on_from() -> None:
@@ -407,3 +423,18 @@ def test_each_engine_is_told_at_once_of_all_that_nobody_goes_on_from() -> None:
     assert (one.cancelled, other.cancelled) == ([["0", "2"]], [["1"]])
     workers.forget(["0", "4"])
     assert (one.cancelled, other.cancelled) == ([["0", "2"]], [["1"]])
+
+
+def test_who_has_moved_goes_on_where_it_is_now_and_rests_there() -> None:
+    one, other = Busy(), Busy()
+    workers = Workers([one, other])  # type: ignore[list-item]
+    workers.share((0,))
+    for name in "abcd":
+        workers.launch(GenerationRequest(name, (7,), 20, rests=True))
+    workers.share((0, 1))
+    assert list(other.has) == ["d", "c"]
+    other.has.clear()  # their turns are over
+    workers.launch(GenerationRequest("c", (7,), 20))
+    assert list(other.has) == ["c"]
+    workers.forget(["a", "c", "d"])
+    assert (one.cancelled, other.cancelled) == ([["a"]], [["d"]])
