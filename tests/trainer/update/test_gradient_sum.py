@@ -121,7 +121,7 @@ def test_an_update_without_a_trained_sample_leaves_nothing_that_an_optimizer_wou
     whole = GradientSum(model, Objective.dapo(group_size=2))
     whole.add(samples([Drawn(0, 1.0, 1, 2), Drawn(0, 1.0, 1, 3)]))
     stats = whole.finish()
-    assert (stats.is_empty, stats.dropped_groups, stats.tokens) == (True, 1, 0)
+    assert (stats.samples, stats.dropped_groups, stats.tokens) == (0, 1, 0)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

@@ -57,10 +57,9 @@ def drawn_program(heaviness: float, looseness: float, rng: Random, right: float)
 class Pool(Generic[K]):
     """Servers that take work in the order in which it comes. Work can be called off while it waits or runs."""
 
-    __slots__ = ("_begun", "_ends", "_free", "_numbers", "_waiting", "busy_s")
+    __slots__ = ("_begun", "_ends", "_free", "_numbers", "_waiting")
 
     def __init__(self, servers: int) -> None:
-        self.busy_s = 0.0
         self._free = servers
         self._waiting: dict[K, float] = {}
         self._begun: dict[K, tuple[float, int]] = {}
@@ -75,10 +74,8 @@ class Pool(Generic[K]):
         """Calls the work off; says whether there was any."""
         if self._waiting.pop(key, None) is not None:
             return True
-        begun = self._begun.pop(key, None)
-        if begun is None:
+        if self._begun.pop(key, None) is None:
             return False
-        self.busy_s -= begun[0] - now
         self._free += 1
         self._serve(now)
         return True
@@ -106,7 +103,6 @@ class Pool(Generic[K]):
             key = next(iter(self._waiting))
             work_s = self._waiting.pop(key)
             self._free -= 1
-            self.busy_s += work_s
             ends = (now + work_s, next(self._numbers))
             self._begun[key] = ends
             heappush(self._ends, (*ends, key))

@@ -46,8 +46,3 @@ class Stats:
     furthest_log_ratio: float
     streamed: int
     late: int
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was left to train: gradients are None, so that an optimizer changes nothing."""
-        return self.samples == 0
