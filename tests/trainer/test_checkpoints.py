@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there, the newest two, and only for the job that made them."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,24 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     torch.save({"format": 99}, tmp_path / "step-000000000.pt")
     with pytest.raises(CheckpointRefused, match="format"):
         Checkpoints(tmp_path).load(0, JOB)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is called where the file is read, if anything in a file may be."""
+
+    touches: Path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.touches,)
+
+
+def test_a_file_that_would_run_a_program_is_refused_and_nothing_is_run(tmp_path: Path) -> None:
+    made, touched = filled(tmp_path, 1), tmp_path / "touched"
+    torch.save({"format": 2, "job": JOB, "state": Program(touched)}, tmp_path / "step-000000000.pt")
+    with pytest.raises(CheckpointRefused, match="can't be read"):
+        made.load(0, JOB)
+    assert not touched.exists()
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
