@@ -6,7 +6,8 @@ again. Invariant: after `continue_from(step)` and the same steps again each file
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -77,8 +78,9 @@ class Metrics:
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             kept = [line for line in lines if line.endswith(b"\n") and _step_of(line, path) < step]
             unfinished = path.with_suffix(".unfinished")
-            unfinished.write_bytes(b"".join(kept))
-            unfinished.replace(path)
+            with _written(path):
+                unfinished.write_bytes(b"".join(kept))
+                unfinished.replace(path)
 
     def tell(self, found: Record, seconds: Record) -> None:
         step = found["step"]
@@ -89,15 +91,19 @@ class Metrics:
 
     def _append(self, name: str, line: Record) -> None:
         path = self._files[name]
-        try:
-            with path.open("ab") as file:
-                file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise CheckpointRefused(
-                f"{path} can't be written ({error}): make room, and continue with --resume"
-            ) from error
+        with _written(path), path.open("ab") as file:
+            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Says which file could not be written, and how the run goes on."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointRefused(f"{path} can't be written ({error}): make room, and continue with --resume") from error
 
 
 def _step_of(line: bytes, path: Path) -> int:
