@@ -140,6 +140,11 @@ def test_what_only_questions_are_put_with_is_refused_beside_another_task() -> No
         assert found == {"job.task.path": remedy, "job.task.system": remedy}
 
 
+def test_what_hostile_code_may_do_is_some_of_what_is_known() -> None:
+    assert read_job({"rewards": {"allow": "Disk, network,"}}).rewards.allowed == ("Disk", "network")
+    assert set(problems({"rewards": {"allow": "disk, netwerk"}})) == {"job.rewards.allow"}
+
+
 def test_a_head_has_an_even_number_of_numbers() -> None:
     assert set(problems({"model": {"hidden": 9, "heads": 3}})) == {"job.model.hidden"}
     read_job({"model": {"hidden": 12, "heads": 3}})
