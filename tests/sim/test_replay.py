@@ -364,6 +364,8 @@ def test_a_tail_makes_room_for_the_next_rollout() -> None:
     assert faster.makespan_h < slower.makespan_h
     assert faster.rollout.busy < slower.rollout.busy
     assert {s.node for s in faster.spans if s.kind == "rollout"} == {"rollout-0", "rollout-1"}
+    first = sorted((s.start_s, s.end_s) for s in faster.spans if (s.job, s.kind, s.iteration) == ("b", "rollout", 0))
+    assert first == [(100.0, 150.0), (100.0, 150.0), (150.0, 205.0)]  # the tail, and what it takes to move it
 
 
 def test_an_elastic_rollout_starts_on_what_is_free() -> None:
