@@ -78,11 +78,9 @@ class Pretrained:
     @cached_property
     def _behind_answers(self) -> tuple[int, ...]:
         """The token that the chat template writes behind the last answer of a dialogue; empty if it writes none."""
-        if self._tokenizer.chat_template is None:
-            return ()
         try:
             said = self._written(_PLAIN, asks=False)
-        except Exception:  # noqa: BLE001 - a template may know no answers; `talk` tells what it refuses in prompts
+        except Exception:  # noqa: BLE001 - a model may have no template, or one that knows no answers; `talk` tells more
             return ()
         _, known, behind = said.rpartition(ANSWERED)
         return self.encode(behind.lstrip())[:1] if known else ()
