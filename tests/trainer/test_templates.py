@@ -203,6 +203,14 @@ def test_who_speaks_is_told_though_the_model_has_named_another(tmp_path: Path) -
     assert tokenizer.decode(tokenizer.told([USER], tools)) == "<|user|>\n3?<|assistant|>\n"
 
 
+def test_what_a_template_raises_commands_no_terminal(plain: str, tmp_path: Path) -> None:
+    raises = "{{ raise_exception('no \\x1b]0;title\\x07\\x1b[2J' ~ messages[0]['content']) }}"
+    tokenizer = Pretrained(model(plain, tmp_path / "model", raises))
+    with pytest.raises(NotTaught) as refused:
+        tokenizer.talk([("user", "one\ntwo")])
+    assert "TemplateError: no  ]0;title  [2Jone two; ask in other turns" in str(refused.value)
+
+
 def test_tools_that_answer_together_do_so_in_one_turn_where_the_template_has_it_so(plain: str, tmp_path: Path) -> None:
     tokenizer = Pretrained(model(plain, tmp_path / "model", QWEN))
     told = tokenizer.decode(tokenizer.told([ONE, ONE], tokenizer.end_tokens[0]))

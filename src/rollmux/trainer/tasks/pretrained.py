@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from rollmux.plain import plain
 from rollmux.runtime.rewards import Message, Told
 from rollmux.trainer.errors import ModelMissing, NotTaught
 from rollmux.trainer.tasks.hiding import hidden, parted
@@ -194,7 +195,7 @@ class Pretrained:
             return self._written(turns, asks=True)
         except Exception as error:  # a template is a program, and may raise anything
             roles = ", ".join(turn["role"] for turn in turns)
-            told = f"{type(error).__name__}: {error}"
+            told = plain(f"{type(error).__name__}: {error}")
             remedy = "ask in other turns, or take another model"
             raise NotTaught(f"the model's chat template refuses turns of {roles}: {told}; {remedy}") from error
 
