@@ -30,6 +30,7 @@ from rollmux.mux.plan import Plan, Strategy
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.transitions import Job
+from rollmux.mux.weave import Timing
 from rollmux.sim.cast import Cast, Delays
 from tests.thorough import examples
 
@@ -453,6 +454,40 @@ def test_a_cancelled_job_changes_places_with_nobody(stage: Stage, which: int) ->
         hand.tell(ev.JobStopped(name, hand.record(name).attempt))
     assert name not in hand.machine.state.jobs
     everyone_comes_back(hand, name)
+
+
+def test_nobody_is_stopped_to_change_places_with_a_job_that_is_cancelled() -> None:
+    hand = Hand()
+    one, other = hand.crew
+    hand.tell(ev.JobCancelled(one))
+    assert not stopped(hand.reach_the_safe_point(other))
+    hand.tell(ev.JobStopped(one, 1))
+    everyone_comes_back(hand, one)
+
+
+def test_nobody_waits_to_change_places_with_a_job_that_is_cancelled() -> None:
+    hand = Hand()
+    one, other = hand.crew
+    hand.stop(one)
+    assert one in launched(hand.tell(ev.JobCancelled(other)))
+
+
+def test_nobody_waits_to_change_places_with_a_job_that_is_to_be_restarted() -> None:
+    """Nothing is heard of its training; its next rollout is alive, and is stopped before its nodes go to others."""
+    hand = Hand(rules=Rules(timing=Timing(lease_s=40.0, drain_s=10.0)), staleness=1)
+    one, other = hand.crew
+    rollout, training = (hand.machine.state.seat(hand.record(other)).lanes[kind] for kind in (ROLLOUT, TRAIN))
+    hand.tell(ev.PhaseFinished(other, rollout.epoch))
+    hand.tell(ev.PhaseRequested(other, 1, TRAIN, 0))
+    hand.begin(other)
+    hand.stop(one)
+    hand.tell(ev.Heartbeat(other, rollout.epoch))
+    hand.tell(ev.Tick(), training.deadline - hand.now)
+    assert hand.crew
+    began = hand.tell(ev.Tick(), training.deadline - hand.now)
+    assert other in stopped(began)
+    assert one in launched(began)
+    everyone_comes_back(hand)
 
 
 @pytest.mark.parametrize("stage", STAGES[:2])

@@ -235,7 +235,14 @@ class ClusterMachine:
         else:
             record.move(JobOn.CANCEL)
             self.mover.end(now, record, "cancelled", out)
+            return out
+        self._changes_no_places(now, record, out)
         return out
+
+    def _changes_no_places(self, now: float, record: JobRecord, out: Commands) -> None:
+        """A job is ended or restarted: nobody is stopped for an exchange with it, or waits for it, from now on."""
+        if self.mover.without_exchange(record.job.id, out):
+            self.state.admit_waiting(now, out)
 
     def _job_abandoned(self, now: float, event: ev.JobAbandoned) -> Commands | None:
         record = self._record(event.job_id)
@@ -261,15 +268,14 @@ class ClusterMachine:
             record.attempt += 1
             self._moves(now, record, record.target, out)
             return
-        calls_off = record.job.id in state.swaps
-        self.mover.without_exchange(record.job.id, out)
+        calls_off = self.mover.without_exchange(record.job.id, out)
         record.move(JobOn.RESTART)
         state.leave_weave(now, record, out)
         record.attempt += 1
         assert record.placement is not None
         state.launch(record, record.placement, out)
         if calls_off:
-            state.admit_waiting(now, out)  # the groups of the exchange take newcomers again
+            state.admit_waiting(now, out)
 
     def _moves(self, now: float, record: JobRecord, target: tuple[str, Placement], out: Commands) -> None:
         """A job whose processes are gone begins anew in the place that was kept for it, once its nodes are there."""
@@ -480,6 +486,7 @@ class ClusterMachine:
         weave = state.weaves[record.group_id]
         if record.state is Job.RUNNING and weave.holds_more(now, record.job.id):
             state.stop(now, record, JobOn.RESTART, OVERDUE, out)
+            self._changes_no_places(now, record, out)
         elif record.state is Job.RUNNING:
             out.append(Stop(record.job.id, record.attempt, OVERDUE))
             self._attempt_over(now, record, OVERDUE, out)

@@ -104,10 +104,15 @@ class Mover:
         elif self.exchanger.is_ripe():
             self.after_departure(now, self.exchanger.make(now, out), out)
 
-    def without_exchange(self, job_id: str, out: Commands) -> None:
-        """Calls off the exchange if this job takes part in it: whatever has happened, it changes no places now."""
-        if job_id in self.state.swaps:
+    def without_exchange(self, job_id: str, out: Commands) -> bool:
+        """Calls off the exchange if this job takes part in it: whatever has happened, it changes no places now.
+
+        Whether it did: then the groups of the exchange take newcomers again.
+        """
+        takes_part = job_id in self.state.swaps
+        if takes_part:
             self.exchanger.call_off(out)
+        return takes_part
 
     def _best_moves(self, now: float, sources: Iterable[str], *, whole: bool) -> Moves | None:
         snapshot = self.state.snapshot()
