@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollmux.errors import InvalidSpec, Problem, RollmuxError
 from rollmux.mux.hardware import GB, PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, Cluster, NodeType, Pool, elastic
 from rollmux.mux.job import JobSpec, PhaseSpec, Tail
-from rollmux.mux.validation import cluster_problems, job_problems, require_cluster
+from rollmux.mux.validation import MAX_NODES, cluster_problems, job_problems, require_cluster
 from tests.builders import SHARED_CLUSTER, any_jobs, job
 from tests.thorough import examples
 
@@ -232,6 +232,15 @@ def test_gpus_are_counted_in_whole_nodes_before_they_are_compared(gpus: int, mos
         assert spec.resolve(cluster).rollout == PhaseSpec(100.0, nodes=ceil(gpus / 8))
     else:
         assert only(job_problems(spec, cluster)).path == "job.rollout.nodes"
+
+
+@pytest.mark.parametrize("part", ["rollout", "train"])
+def test_gpus_that_come_to_more_nodes_than_a_phase_may_have_are_refused(part: str) -> None:
+    small = elastic(replace(PAPER_ROLLOUT, gpus=1), replace(PAPER_ROLLOUT, gpus=1))
+    most = changed(job(), part, PhaseSpec(100.0, gpus=MAX_NODES))
+    assert job_problems(most, small) == job_problems(most.resolve(small), small) == ()
+    more = changed(job(), part, PhaseSpec(100.0, gpus=MAX_NODES + 1))
+    assert only(job_problems(more, small)).path == f"job.{part}.nodes"
 
 
 def test_what_a_cluster_can_not_give_is_looked_at_only_in_a_well_formed_job() -> None:

@@ -132,7 +132,9 @@ def _fit(read: _Reader, job: JobSpec, cluster: Cluster) -> None:
         elif phase.nodes * kind.gpus % phase.tensor_parallel:
             limit = f"a divisor of the {phase.nodes * kind.gpus} GPUs asked for"
             here.report("tensor_parallel", phase.tensor_parallel, limit, "ask for more nodes")
-        if pool.max_nodes is not None and phase.nodes > pool.max_nodes:
+        if phase.nodes > MAX_NODES:  # so many GPUs come to that
+            here.report("nodes", phase.nodes, f"at most {MAX_NODES} nodes", "ask for fewer nodes")
+        elif pool.max_nodes is not None and phase.nodes > pool.max_nodes:
             limit = f"at most the {pool.max_nodes} nodes of pool {pool.name!r}"
             here.report("nodes", phase.nodes, limit, "ask for fewer nodes or a larger pool")
 
