@@ -568,6 +568,18 @@ def test_jobs_that_meet_at_changing_moments_are_slower_than_if_they_always_took_
     assert min(likely_s(group, taken)) > 0.22
 
 
+@pytest.mark.parametrize("slow_s", [1000, 1100, 10_000])
+def test_a_job_that_hardly_comes_round_beside_one_a_thousand_times_as_fast_is_not_likely_to_be_fast(
+    slow_s: int,
+) -> None:
+    halves = {"fast": PhaseSpec(0.5, nodes=1, pause_s=0.0), "slow": PhaseSpec(slow_s / 2, nodes=1, pause_s=0.0)}
+    members = [Member.of(JobSpec(name, of, of, slo=3.0), Placement(("r",), ("t",))) for name, of in halves.items()]
+    group = Group("g", tuple(members), Order.URGENCY)
+    _, likely = likely_s(group, {name: [Taken(of.duration_s, of.duration_s, 0.0)] for name, of in halves.items()})
+    _, forecast = Forecaster().forecast(group).iteration_s
+    assert slow_s <= likely <= 1.001 * forecast
+
+
 def test_what_is_likely_is_played_once_until_phases_take_other_times() -> None:
     group = group_of((plain(100, 100), plain(100, 100)), Order.FIFO)
     taken = {"j0": (Taken(0.1, 0.1, 0.0),), "j1": (Taken(0.15, 0.05, 0.0), Taken(0.05, 0.15, 0.0))}

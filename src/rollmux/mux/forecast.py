@@ -71,8 +71,16 @@ def _likely_s(group: Group, taken: Mapping[str, Sequence[Taken]]) -> tuple[float
             times_ms.append([(_held_ms(each.rollout_s), _held_ms(each.train_s)) for each in mine])
         paces = varied_play(tuple(jobs), group.order, times_ms)
         for index, pace_s in zip(part.indexes, paces, strict=True):
-            found[index] = pace_s
+            spec = group.members[index].job
+            found[index] = max(pace_s, _alone_s(taken[spec.id], spec.staleness))  # the play may end before an iteration
     return tuple(found)
+
+
+def _alone_s(taken: Sequence[Taken], staleness: int) -> float:
+    """How long an iteration with these phases takes alone, at least."""
+    rollout_s = total(each.rollout_s for each in taken) / len(taken)
+    rest_s = total(each.train_s + each.sync_s for each in taken) / len(taken)
+    return max(rollout_s, rest_s) if staleness else rollout_s + rest_s
 
 
 def _held_ms(seconds: float) -> int:

@@ -339,9 +339,13 @@ class _VariedPlay(_Play):
             while heap and heap[0][0] == now:
                 _, job, kind = heappop(heap)
                 self._happen(job, kind)
-        from_ms = self.now * VARIED_WARM_UP
-        counted = [lasting([time for time in times if time >= from_ms], self.now) for times in done]
+        counted = [self._counted(times) for times in done]
         return tuple([(times[-1] - times[0]) / (len(times) - 1) / 1000 for times in counted])
+
+    def _counted(self, times: list[int]) -> list[int]:
+        """A job's completions behind the warm-up; where these are too few for a mean, all of them since the start."""
+        warm = [time for time in times if time >= self.now * VARIED_WARM_UP]
+        return warm if len(warm) > 1 else lasting([0, *times], self.now)
 
     def _request(self, run: _Run) -> None:
         asked = self.started if run.kind == _ROLLOUT else self.trained
