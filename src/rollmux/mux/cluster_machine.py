@@ -161,7 +161,6 @@ class ClusterMachine:
         aim = aim_ms(member.limit_s, member.job.solo_s, member.job.iterations)
         seat = Seat(member.job, record.attempt, record.placement, state.ledger.seq, record.progress, aim)
         out = state.weaves[record.group_id].join(now, seat)
-        self.mover.move_if_safe(now, record, out)
         if record.began is None:
             record.began = now
             state.changed[record.group_id] = None  # from now on it may be moved

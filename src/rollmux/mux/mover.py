@@ -267,7 +267,7 @@ class Mover:
         return True
 
     def move_if_safe(self, now: float, record: JobRecord, out: Commands, synced: bool = False) -> None:
-        """Moves the job if it is between two iterations; one whose rollouts run ahead loses at most one of them."""
+        """Moves the job if it is between two iterations; one whose rollouts run ahead loses these."""
         state = self.state
         if state.is_moving(record) and record.state is Job.RUNNING and record.remaining != 0:
             seat = state.seat(record)
