@@ -11,6 +11,7 @@ from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import OVERDUE
 from rollmux.mux.cluster_state import Rules
+from rollmux.mux.hardware import Cluster
 from rollmux.mux.invariants import check_seat
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
 from rollmux.mux.order import Order
@@ -21,6 +22,7 @@ from rollmux.mux.transitions import Job, Phase
 from rollmux.mux.weave import Ledger, Timing, Weave
 from tests.mux.world import (
     CANCELLED,
+    ELASTIC,
     FAILED,
     FINISHED,
     FINITE,
@@ -181,6 +183,37 @@ def test_a_job_cancelled_while_it_is_stopped_for_another_reason_ends() -> None:
 
 
 # -- nodes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gone_after_s", "company"), [(ELASTIC, 900.0, 0), (ELASTIC, 2000.0, 1), (FINITE, 900.0, 1)]
+)
+def test_a_job_that_lost_its_node_goes_where_it_keeps_what_is_left_of_its_slo(
+    cluster: Cluster, gone_after_s: float, company: int
+) -> None:
+    """It has 5,600 s for 20 iterations, and did 10 in 2,600 s. Beside B it takes more than 209 s for each of the rest.
+
+    Where there is no other place, or no place helps any more, it is put like a newcomer, and does not wait.
+    """
+    world = World(cluster, Rules(compaction=False))
+    if cluster is FINITE:
+        for node in ("rollout-0", "rollout-1", "train-0", "train-1"):
+            world.tell(ev.NodeJoined(node, node.partition("-")[0]))
+    a = job("A", rollout=PhaseSpec(100.0, 1), train=PhaseSpec(100.0, 1), slo=1.4, iterations=20, cold_start_s=10.0)
+    world.run(a)
+    record = world.record()
+    assert record.placement is not None
+    (node,) = record.placement.rollout
+    world.tell(ev.NodeCordoned(node))
+    world.run(job("B", rollout=PhaseSpec(105.0, 1), train=PhaseSpec(120.0, 1), slo=3.0, iterations=500))
+    record.progress.rolled = record.progress.trained = record.progress.synced = 10
+    record.progress.since = world.now = 2600.0
+    world.tell(ev.NodeLost(node))
+    world.tell(STOPPED, gone_after_s)
+    state = world.machine.state
+    group = state.groups[record.group_id]
+    assert len(group.members) == 1 + company
+    assert (group.id in state.strained) == bool(company)
 
 
 def test_a_job_whose_node_is_lost_before_it_comes_gets_other_nodes_at_once() -> None:

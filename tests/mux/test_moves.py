@@ -644,7 +644,7 @@ def test_a_measurement_gives_back_nothing_of_what_a_move_is_to_cost(longer: floa
     record.progress.since = 6600.0
     leaver = machine.mover.movable(6600.0, state.groups["group-0"])["A"]
     away = replace(state.snapshot(), frozen=frozenset({"group-0"}))
-    plan = place_mover(leaver, away, PaperPolicy(), inf)
+    plan = place_mover(leaver, away, PaperPolicy(), inf).plan
     assert plan is not None
     machine.mover.make_moves(6600.0, Moves((plan,), 0.0, 0.0), "for a test", [])
     assert record.target is not None

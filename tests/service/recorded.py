@@ -18,7 +18,8 @@ from rollmux.mux.cluster_machine import ClusterMachine
 from rollmux.mux.transitions import Phase
 from rollmux.protocol import views
 from rollmux.protocol.messages import Done
-from rollmux.service.journal import Batch, SqliteJournal
+from rollmux.service.journal import Batch, Image, SqliteJournal
+from rollmux.service.recovery import recover
 from tests.service.misbehaving import Fate, misbehaving
 from tests.service.serving import PAIR, job, served
 from tests.service.world import World
@@ -50,13 +51,16 @@ def record_journal(folder: Path, seed: int) -> None:
     """A part of a world's history, as it would be on disk."""
     world = World(seed)
     world.run(UNTIL_S)
+    records, owned = tuple(world.journal.records()), tuple(world.journal.owned())
+    half = len(records) // 2
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "journal.db"
         journal = SqliteJournal(path)
         journal.begin(world.journal.head())
-        image = world.journal.image()
-        assert image is not None
-        journal.append(Batch(tuple(world.journal.records()), tuple(world.journal.owned())))
+        journal.append(Batch(records[:half], owned))
+        controller, _ = recover(journal, world.begun_in, world.policy(), world.rules)
+        image = Image(records[half - 1].seq, records[half - 1].at, controller.image())
+        journal.append(Batch(records[half:]))
         journal.keep(image)
         journal.close()
         (folder / f"journal-{seed}.db.gz").write_bytes(gzip.compress(path.read_bytes(), mtime=0))

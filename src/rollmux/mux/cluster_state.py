@@ -18,6 +18,7 @@ from rollmux.mux.groups import Groups
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec
 from rollmux.mux.job_record import JobRecord
+from rollmux.mux.moves import Mindful, Movable
 from rollmux.mux.node_book import NodeBook
 from rollmux.mux.order import aim_ms
 from rollmux.mux.placed import MOVE_S, Placement
@@ -195,7 +196,7 @@ class ClusterState:
         self.backlog.sort(key=self._turn)
         queue = [self.jobs[job_id].job for job_id in self.backlog]
         # 2. Plan.
-        cycle = run_cycle(snapshot, queue, lambda: self.remaining(now), self.policy)
+        cycle = run_cycle(snapshot, queue, lambda: self.remaining(now), self.queue_policy(now))
         for decision in cycle.decisions:
             self._remember(decision)
             if decision.plan is None:
@@ -217,6 +218,23 @@ class ClusterState:
                 self._tell_queued(job_id, why_queued(refusal), cycle.head_wait_s if position == 1 else None, out)
             elif told is None or told.position < position:
                 self._tell_queued(job_id, in_line(position - 1), None, out)
+
+    def queue_policy(self, now: float) -> Policy:
+        """The policy for jobs in line, some of which may have lost their places."""
+        back = {}
+        for job_id in self.backlog:
+            record = self.jobs[job_id]
+            if record.attempt == 1:
+                continue  # a newcomer: in a long line nearly all are
+            job, left = record.job, record.remaining
+            limit_s = record.limit_s(now, self.anew_s(job)) if left else None
+            if limit_s is not None and left and job.solo_s <= limit_s < job.limit_s:
+                back[job_id] = Movable(job, left * job.solo_s, self.anew_s(job), limit_s, left)
+        return Mindful(self.policy, back) if back else self.policy
+
+    def anew_s(self, job: JobSpec) -> float:
+        """The work that a job loses when it begins anew elsewhere."""
+        return (job.cold_start_s or self.rules.move_s) + job.ramp_s
 
     def _turn(self, job_id: str) -> tuple[int, int]:
         record = self.jobs[job_id]

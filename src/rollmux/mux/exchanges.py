@@ -148,7 +148,7 @@ def _tried(
     plans: list[Plan] = []
     for leaver in leavers:
         to_gain -= most_worth_usd_per_hour(leaver.job, cluster)
-        plan = place_mover(leaver, after, policy, budget + to_gain)
+        plan = place_mover(leaver, after, policy, budget + to_gain).plan
         if plan is None or any(node not in after.idle.get(pool, ()) for pool, node in plan.new_nodes):
             return None  # it would take nodes that are still to come
         budget -= burden_usd_per_hour(plan, after, forecaster)

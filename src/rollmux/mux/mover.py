@@ -200,7 +200,7 @@ class Mover:
         recent_s, left = record.progress.recent_s, record.remaining
         if limit_s is None or recent_s <= limit_s or self.state.is_moving(record) or not left:
             return
-        lost_s = (job.cold_start_s or self.state.rules.move_s) + job.ramp_s
+        lost_s = self.state.anew_s(job)
         one_more_s = max(job.solo_s * LAST_CHANCE, record.progress.slowest_s - job.solo_s * AFTER_A_MOVE)
         here, later = record.limit_s(now, lost_s), record.limit_s(now, lost_s + one_more_s)
         group = self.state.groups[record.group_id]
@@ -230,8 +230,7 @@ class Mover:
             if settled and now < record.settled_until:
                 continue
             left = record.remaining
-            lost_s = (record.job.cold_start_s or rules.move_s) + record.job.ramp_s
-            lost_s += record.job.solo_s * AFTER_A_MOVE
+            lost_s = self.state.anew_s(record.job) + record.job.solo_s * AFTER_A_MOVE
             limit_s = record.limit_s(now, lost_s)
             if limit_s is not None and limit_s < record.job.solo_s:
                 continue  # it can't afford a move

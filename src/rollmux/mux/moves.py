@@ -14,7 +14,7 @@ from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.job import JobSpec
 from rollmux.mux.placed import ROLLOUT, TRAIN, Member
-from rollmux.mux.plan import USD_ROUNDING, Plan
+from rollmux.mux.plan import USD_ROUNDING, Decision, Plan
 from rollmux.mux.policies import Policy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.totals import total
@@ -154,7 +154,7 @@ def _elsewhere(
         if below_usd < inf and -_most_gained_usd(rest, snapshot, policy.forecaster) >= below_usd - burden:
             return None
         to_gain -= most_worth_usd_per_hour(leaver.job, cluster)
-        plan = place_mover(leaver, snapshot, policy, below_usd - burden + to_gain)
+        plan = place_mover(leaver, snapshot, policy, below_usd - burden + to_gain).plan
         if plan is None:
             return None
         plans.append(plan)
@@ -183,19 +183,47 @@ def _most_gained_usd(leavers: Sequence[Movable], snapshot: Snapshot, forecaster:
     return most
 
 
-def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Plan | None:
+def place_mover(leaver: Movable, snapshot: Snapshot, policy: Policy, below_usd: float) -> Decision:
     """Where the policy puts a job that may lose only so much time: the policy sees the SLO that this comes to."""
     job, limit_s = leaver.job, leaver.limit_s
     if limit_s is None:
-        return policy.place(job, snapshot, below_usd).plan
-    plan = policy.place(job.under(limit_s / job.solo_s, leaver.left), snapshot, below_usd).plan
+        return policy.place(job, snapshot, below_usd)
+    decision = policy.place(job.under(limit_s / job.solo_s, leaver.left), snapshot, below_usd)
+    plan = decision.plan
     if plan is None:
-        return None
+        return decision
     newcomer = plan.group.members[-1]
     if newcomer.job.train is not job.train:
         job = replace(job, train=newcomer.job.train)  # at the width that the policy gives it there
     there = plan.group.with_newcomer_as(Member(job, newcomer.placement, newcomer.limit_s))
-    return Plan(plan.job_id, plan.strategy, there, plan.new_nodes, plan.added_usd_per_hour)
+    plan = Plan(plan.job_id, plan.strategy, there, plan.new_nodes, plan.added_usd_per_hour)
+    return Decision(decision.job_id, decision.policy, plan, decision.candidates, decision.more)
+
+
+@dataclass(frozen=True, slots=True)
+class Mindful:
+    """A policy for a line in which some jobs have lost their places: it knows what these have used up of their SLOs.
+
+    Such a job goes where it keeps its SLO over its whole life; if there is no such place now, like any newcomer.
+    """
+
+    policy: Policy
+    back: Mapping[str, Movable]
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def forecaster(self) -> Forecaster:
+        return self.policy.forecaster
+
+    def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
+        if job.id in self.back:
+            decision = place_mover(self.back[job.id], snapshot, self.policy, below_usd)
+            if decision.plan is not None:
+                return decision
+        return self.policy.place(job, snapshot, below_usd)
 
 
 def _freed_usd_per_hour(group: Group, leavers: tuple[Member, ...], cluster: Cluster, forecaster: Forecaster) -> float:

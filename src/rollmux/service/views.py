@@ -113,7 +113,7 @@ def quote(controller: Controller, now: float, submission: Submission, owner: str
         return replace(none, submitted=True)
     waiting = [state.jobs[job_id].job for job_id in state.backlog]
     queue = sorted([*waiting, job], key=lambda each: -each.priority)
-    cycle = run_cycle(state.snapshot(), queue, lambda: state.remaining(now), state.policy)
+    cycle = run_cycle(state.snapshot(), queue, lambda: state.remaining(now), state.queue_policy(now))
     decided = next((decision for decision in cycle.decisions if decision.job_id == job.id), None)
     decision = decided or state.policy.place(job, state.snapshot())
     name = controller.names(tenant)
