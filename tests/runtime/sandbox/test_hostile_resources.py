@@ -110,13 +110,22 @@ for _ in range(12):
         time.sleep(100)
 time.sleep(100)
 """
-MAPPER = """
-import mmap, time
-kept = []
-for _ in range(100):
-    kept.append(mmap.mmap(-1, 8_000_000))
-    kept[-1].write(b"x" * 8_000_000)
-time.sleep(100)
+SHARER = """
+import mmap, os
+for path in (None, "/dev/zero"):
+    try:
+        mmap.mmap(-1 if path is None else os.open(path, os.O_RDWR), 4096)
+        print("mapped", path)
+    except OSError:
+        pass
+with open("shared", "w+b") as file:
+    file.truncate(4096)
+    shared = mmap.mmap(file.fileno(), 4096)
+if os.fork() == 0:
+    shared[0] = 42
+    os._exit(0)
+os.wait()
+print(shared[0])
 """
 
 
@@ -143,9 +152,10 @@ def test_a_memory_bomb_ends_at_the_limit_of_its_whole_tree(world: World, source:
     assert ended.memory_bytes > SMALL.memory_bytes
 
 
-def test_shared_memory_counts_too(world: World) -> None:
-    ended = world.run(MAPPER, SMALL)
-    assert ended.cause is Cause.MEMORY_LIMIT
+def test_memory_is_shared_by_a_file_alone(world: World) -> None:
+    """Else what one process has unmapped, or has filled and ended, stays for the others and is told of none of them."""
+    world.needs(Concern.FILES, Concern.KERNEL)
+    assert world.run(SHARER).stdout == b"42\n"
 
 
 def test_an_allocation_beyond_the_address_space_fails_and_is_told_as_memory(world: World) -> None:

@@ -120,8 +120,11 @@ def test_an_option_of_prctl_that_nobody_here_has_judged_is_as_if_the_kernel_had_
 @pytest.mark.parametrize("machine", TABLES)
 def test_no_memory_is_taken_that_counts_as_nobodys(machine: str) -> None:
     table = TABLES[machine]
-    mmap, private, anonymous, huge_pages = table.numbers["mmap"], 0x2, 0x20, 0x40000
-    assert verdict(table, mmap, 0, 4096, 3, private | anonymous) == ALLOW
+    mmap, shared, private, fixed, anonymous, huge_pages = table.numbers["mmap"], 0x1, 0x2, 0x10, 0x20, 0x40000
+    for how in (private | anonymous, private | fixed | anonymous, private, shared, shared | fixed):
+        assert verdict(table, mmap, 0, 4096, 3, how) == ALLOW
+    for how in (shared | anonymous, shared | fixed | anonymous, shared | anonymous | 1 << 32):
+        assert verdict(table, mmap, 0, 4096, 3, how) == EPERM
     for size in (0, 21 << 26, 30 << 26):
         assert verdict(table, mmap, 0, 1 << 30, 3, private | anonymous | huge_pages | size) == EPERM
 

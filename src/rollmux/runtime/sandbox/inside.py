@@ -36,7 +36,8 @@ _PROGRAM = "program.py"
 _BETWEEN = 10  # further calls on the stack: those of C, which have no frame, and those that ask a program for asserts
 _NO_DUMP = 1  # bytes: the kernel ignores a 0 if dumps go to a program of the machine's (core(5))
 _SIGNALS = 1024  # the most that may be pending, or set aside by timers
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
+_ZEROS = "/dev/zero"  # a shared mapping of it would be memory that nobody counts
 _UNSHARED = {
     Mechanism.MOUNT_NAMESPACE: kernel.CLONE_NEWNS,
     Mechanism.NETWORK_NAMESPACE: kernel.CLONE_NEWNET,
@@ -180,7 +181,7 @@ def _give_up_rights(place: Place) -> None:
     kernel.forbid_new_privileges()
     if Mechanism.LANDLOCK in active:
         fresh = Mechanism.MOUNT_NAMESPACE in active
-        readable = ["/"] if fresh else root.readable(place.readable)
+        readable = ["/"] if fresh else [*root.readable(place.readable), _ZEROS]
         writable = [place.folder, *(path for path in _DEVICES if os.path.exists(path))]
         landlock.restrict(place.protections.landlock_version, readable, writable)
     if Mechanism.SECCOMP in active:

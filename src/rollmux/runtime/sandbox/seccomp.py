@@ -64,7 +64,10 @@ _TIOCSTI = 0x5412  # types into a terminal
 # PR_FUTEX_HASH (78) takes as much of the kernel's memory as is asked for. Later ones have not been looked at.
 _NEW_OPTION, _NAMED_OPTION = 62, 1 << 16
 _CORE = 4  # RLIMIT_CORE: so that no crash has the machine run a program of its own
-_HUGE_PAGES = 0x40000  # MAP_HUGETLB: from a stock of the whole machine's, and counted as no process's memory
+# MAP_HUGETLB: from a stock of the whole machine's, and counted as no process's memory. MAP_SHARED of no file: its pages
+# stay as long as one of them is mapped somewhere, and those that are not count as no process's.
+_HUGE_PAGES = 0x40000
+_SHARED, _ANONYMOUS, _KIND_OF_MAPPING = 0x1, 0x20, 0xF
 
 _UNIX, _STREAM, _PACKETS = 1, 1, 5  # the pairs of sockets that a program may make
 _KIND = 0xF  # masks a socket's kind, without the flags beside it
@@ -107,7 +110,7 @@ def filter_program(table: Table | None = None, socket_pairs: bool = True) -> byt
             lines += [_line(_EQUAL, number, 0, 1), _refuse(errno.ENOSYS if name in _ABSENT else errno.EPERM)]
     lines += _refuse_with(table.numbers["clone"], 0, _ANY_BIT, _NEW_NAMESPACES)
     lines += _refuse_with(table.numbers["ioctl"], 1, _EQUAL, _TIOCSTI)
-    lines += _refuse_with(table.numbers["mmap"], 3, _ANY_BIT, _HUGE_PAGES)
+    lines += _memory_that_counts_alone(table.numbers["mmap"])
     lines += _refuse_with(table.numbers["setrlimit"], 0, _EQUAL, _CORE)
     lines += _no_limit_set(table.numbers["prlimit64"], _CORE)
     lines += _no_new_options(table.numbers["prctl"])
@@ -133,6 +136,15 @@ def _refuse_with(number: int, argument: int, test: int, value: int) -> list[byte
     """Refuses a call if the lower half of its argument passes the test."""
     load = _line(_LOAD, _ARGUMENTS_AT + 8 * argument)
     checked = [load, _line(test, value, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)]
+    return [_line(_EQUAL, number, 0, len(checked)), *checked]
+
+
+def _memory_that_counts_alone(number: int) -> list[bytes]:
+    checked = [
+        *(_line(_LOAD, _ARGUMENTS_AT + 8 * 3), _line(_ANY_BIT, _HUGE_PAGES, 2, 0)),
+        *(_line(_MASK, _KIND_OF_MAPPING | _ANONYMOUS), _line(_EQUAL, _SHARED | _ANONYMOUS, 0, 1)),
+        *(_refuse(errno.EPERM), _line(_RETURN, _ALLOW)),
+    ]
     return [_line(_EQUAL, number, 0, len(checked)), *checked]
 
 
