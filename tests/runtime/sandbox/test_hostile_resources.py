@@ -247,6 +247,24 @@ print(libc.syscall(444, None, 0, 1), libc.prctl(78, 1, 1 << 10, 0, 0))
     assert full.run(Program(source)).stdout == b"-1 -1 -1\n-1 -1\n"
 
 
+def test_files_have_no_attributes_beside_them_and_are_copied_all_the_same(full: World) -> None:
+    """A list of rights takes 64 KiB of the kernel's memory, which counts as nobody's."""
+    full.needs(Concern.KERNEL)
+    ended = full.run("""
+import errno, os, shutil, subprocess
+open("one", "w").close()
+for name in ("system.posix_acl_access", "user.note"):
+    try:
+        os.setxattr("one", name, b"")
+        print("set", name)
+    except OSError as error:
+        print(error.errno == errno.ENOTSUP)
+shutil.copy2("one", "two")
+subprocess.run(["cp", "-p", "one", "three"], check=True)
+""")
+    assert (ended.status, ended.stdout) == (0, b"True\nTrue\n"), ended
+
+
 def test_a_crash_has_the_machine_dump_no_core(world: World) -> None:
     """Where the machine hands dumps to a program of its own, as most do, a limit of 0 does not keep it from that."""
     world.needs(Concern.KERNEL)

@@ -29,6 +29,7 @@ _X86_64 = {
     "ioctl": 16, "inotify_init": 253, "inotify_init1": 294, "io_setup": 206, "mmap": 9, "prctl": 157,
     "setrlimit": 160, "prlimit64": 302,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
+    "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
 }  # fmt: skip
 _AARCH64 = {
     "acct": 89, "add_key": 217, "adjtimex": 171, "bpf": 280, "chroot": 51, "clock_adjtime": 266,
@@ -47,6 +48,7 @@ _AARCH64 = {
     "inotify_init1": 26, "io_setup": 0, "mmap": 222, "prctl": 167,
     "setrlimit": 164, "prlimit64": 261,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
+    "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7,
 }  # fmt: skip
 # Refused as if the kernel had none, so that callers take the older way, which is filtered here or limited elsewhere.
 # Landlock is among them, as the run has it on already: rules take the kernel's memory, 70 bytes each, uncounted.
@@ -56,6 +58,9 @@ _ABSENT = frozenset(
         *("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"),
     }
 )
+# Refused as on a disk that knows no attributes: among them are lists of who may do what with a file (acl(5)), which
+# take up to 128 KiB of the kernel's memory for each folder, uncounted.
+_UNSUPPORTED = frozenset({"setxattr", "lsetxattr", "fsetxattr"})
 _LAST_KNOWN = 451  # newer calls have not been looked at
 _X32 = 0x40000000  # the second table of x86_64
 _NEW_NAMESPACES = 0x7E020000
@@ -107,7 +112,7 @@ def filter_program(table: Table | None = None, socket_pairs: bool = True) -> byt
     lines += [_line(_AT_LEAST, _LAST_KNOWN, 0, 1), _refuse(errno.ENOSYS)]
     for name, number in table.numbers.items():
         if name not in allowed:
-            lines += [_line(_EQUAL, number, 0, 1), _refuse(errno.ENOSYS if name in _ABSENT else errno.EPERM)]
+            lines += [_line(_EQUAL, number, 0, 1), _refuse(_reason(name))]
     lines += _refuse_with(table.numbers["clone"], 0, _ANY_BIT, _NEW_NAMESPACES)
     lines += _refuse_with(table.numbers["ioctl"], 1, _EQUAL, _TIOCSTI)
     lines += _memory_that_counts_alone(table.numbers["mmap"])
@@ -130,6 +135,10 @@ def _unless(value: int, action: int) -> tuple[bytes, bytes]:
 
 def _refuse(number: int) -> bytes:
     return _line(_RETURN, _ERRNO | number)
+
+
+def _reason(name: str) -> int:
+    return errno.ENOSYS if name in _ABSENT else errno.ENOTSUP if name in _UNSUPPORTED else errno.EPERM
 
 
 def _refuse_with(number: int, argument: int, test: int, value: int) -> list[bytes]:
