@@ -130,3 +130,37 @@ def test_who_can_not_be_looked_into_and_dies_then_takes_no_memory(monkeypatch: p
 
     monkeypatch.setattr(tree, "_read", gone)
     assert tree.memory_bytes(os.getpid()) == 0
+
+
+MANY = 800  # their numbers are more than the kernel tells of at once
+
+
+def test_all_children_of_one_parent_are_listed() -> None:
+    source = f"""
+import os, signal
+for _ in range({MANY}):
+    if os.fork() == 0: signal.pause()
+print("all", flush=True)
+signal.pause()
+"""
+    with subprocess.Popen([sys.executable, "-S", "-c", source], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"all\n"
+        listed = len(tree.descendants(parent.pid))
+        tree.kill_below(parent.pid)
+        parent.kill()
+    assert listed == MANY
+
+
+def test_what_is_swapped_out_is_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have its own memory swapped out (MADV_PAGEOUT), and take as much again."""
+    told = {
+        "status": b"Name:\tpython\nVmRSS:\t    8 kB\nVmPTE:\t    4 kB\nVmSwap:\t   40 kB\n",
+        "smaps_rollup": b"Rss:   8 kB\nPss_Anon:   5 kB\nPss_Shmem:   1 kB\nSwap:   40 kB\nSwapPss:   40 kB\n",
+    }
+    read = tree._read
+    monkeypatch.setattr(tree, "_read", lambda path: told.get(os.path.basename(path)) or read(path))
+    with subprocess.Popen(["sleep", "100"]) as alone:
+        counted = tree.memory_bytes(alone.pid), Ledger(alone.pid).look(1).held_bytes
+        alone.kill()
+    assert counted == (50 * 1024, 52 * 1024)

@@ -174,7 +174,7 @@ class Keeper:
         sockets_bytes = 0
         if Mechanism.NETWORK_NAMESPACE in self._place.protections.active:
             sockets_bytes = _SOCKET_BYTES * tree.sockets(self._pid)
-        if usage.resident_bytes + sockets_bytes > max(self._seen.memory_bytes, self.job.limits.memory_bytes):
+        if usage.held_bytes + sockets_bytes > max(self._seen.memory_bytes, self.job.limits.memory_bytes):
             self._seen.memory_bytes = max(self._seen.memory_bytes, tree.memory_bytes(self._pid) + sockets_bytes)
 
     def _counted_s(self) -> float:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _GONE = (FileNotFoundError, ProcessLookupError)
@@ -18,13 +19,13 @@ _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children
 class Usage:
     """How many processes live below the root, the CPU time of these and of the dead, and memory.
 
-    `resident_bytes` includes page tables, and counts shared memory once for each process: quick to know, and never too
-    little.
+    `held_bytes` includes page tables and what is swapped out, and counts shared memory once for each process: quick to
+    know, and never too little.
     """
 
     processes: int
     cpu_s: float
-    resident_bytes: int
+    held_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +67,15 @@ class Ledger:
         """
         listed = dict.fromkeys([self._root, *descendants(self._root, most)])
         listed |= dict.fromkeys(pid for pid, spent in self._known.items() if pid not in listed and _lives(pid, spent))
-        seen, resident_bytes = dict[int, _Spent](), 0
+        seen, held_bytes = dict[int, _Spent](), 0
         # Parents come before children: one that dies meanwhile and is credited counts once, or is left out this time.
         for pid in listed:
             with suppress(*_GONE):
                 seen[pid] = _spent(pid)
-                resident_bytes += _told_bytes(pid, b"VmRSS", b"VmPTE")
+                held_bytes += _held_bytes(pid)
         self._settle(listed, seen)
         ticks = self._lost + sum(spent.ticks for spent in seen.values())
-        return Usage(len(seen.keys() - {self._root}), ticks * _TICK_S, resident_bytes)
+        return Usage(len(seen.keys() - {self._root}), ticks * _TICK_S, held_bytes)
 
     def _settle(self, listed: Collection[int], seen: dict[int, _Spent]) -> None:
         """Counts processes that had gone when all were listed: they have been credited by now, or never will be."""
@@ -115,11 +116,16 @@ def _own_memory_bytes(pid: int) -> int:
     with suppress(*_GONE):
         try:
             lines = (line.split() for line in _read(f"/proc/{pid}/smaps_rollup").splitlines())
-            kib = [int(words[1]) for words in lines if words[0] in (b"Pss_Anon:", b"Pss_Shmem:")]
+            kib = [int(words[1]) for words in lines if words[0] in (b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:")]
             return 1024 * sum(kib) + _told_bytes(pid, b"VmPTE")
-        except PermissionError:  # if this process may not look, all that is resident counts
-            return _told_bytes(pid, b"VmRSS", b"VmPTE")
+        except PermissionError:  # if this process may not look, all that is held counts
+            return _held_bytes(pid)
     return 0
+
+
+def _held_bytes(pid: int) -> int:
+    """What a process keeps of the machine's memory, the kernel's tables and what it has had swapped out with it."""
+    return _told_bytes(pid, b"VmRSS", b"VmSwap", b"VmPTE")
 
 
 def _told_bytes(pid: int, *names: bytes) -> int:
@@ -179,6 +185,6 @@ def _send(pids: set[int], number: signal.Signals) -> None:
 def _read(path: str) -> bytes:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(descriptor, 65536)
+        return b"".join(iter(partial(os.read, descriptor, 65536), b""))  # a long list comes in parts
     finally:
         os.close(descriptor)
