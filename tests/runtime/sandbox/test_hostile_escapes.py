@@ -126,6 +126,22 @@ print(os.listdir("/proc"))
     assert (ended.cause, ended.stdout) == (Cause.EXITED, b"[]\n"), ended
 
 
+def test_a_run_stays_the_first_to_be_killed_when_memory_runs_out() -> None:
+    """Where neither Landlock nor root's rights keep it from saying otherwise."""
+    with World((Mechanism.OWN_USER, Mechanism.LANDLOCK)) as bare:
+        ended = bare.run("""
+try:
+    open("/proc/self/oom_score_adj", "w").write("0")
+except OSError:
+    pass
+try:
+    print(open("/proc/self/oom_score_adj").read().strip())
+except OSError:
+    print("not seen")
+""")
+    assert ended.stdout in (b"1000\n", b"not seen\n"), ended
+
+
 def test_no_descriptor_of_the_sandbox_is_left_open(world: World) -> None:
     ended = world.run("import os\nfor n in range(4096):\n    try: os.fstat(n); print(n)\n    except OSError: pass")
     assert ended.stdout == b"0\n1\n2\n"

@@ -209,6 +209,15 @@ def test_a_command_runs_in_any_language(world: World) -> None:
     assert (ended.cause, ended.status, ended.stdout) == (Cause.EXITED, 3, b"hello you\n")
 
 
+def test_settings_without_which_programs_of_this_machine_do_not_run_are_read(world: World) -> None:
+    """Debian's Java has its own in /etc, and compiles nothing without them; node ends if it may not read OpenSSL's."""
+    names = ("ld.so.cache", "localtime", "ssl/openssl.cnf", "java*/security/java.security")
+    paths = [path for name in names for path in Path("/etc").glob(name)]
+    sizes = {str(path): path.stat().st_size for path in paths}
+    ended = world.run(f"print({{path: len(open(path, 'rb').read()) for path in {list(sizes)}}})")
+    assert ended.stdout.decode() == f"{sizes}\n", ended
+
+
 def test_a_command_that_is_not_there_says_so(world: World) -> None:
     ended = world.run(Program(command=("/usr/bin/no-such-command",)))
     assert ended.status == 127

@@ -1,19 +1,21 @@
 """A root folder that has only what a program needs to run, all of it read-only.
 
-Invariant: what is not named here is not there: no home, no /etc of this machine, no socket, no device that stores.
+Invariant: what is not named here is not there: no home, no other settings of this machine, no socket, no device that
+stores.
 """
 
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 from rollmux.runtime.sandbox import kernel
 
 SCRATCH = "/tmp"
 _TOP = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_SETTINGS = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
+_SETTINGS = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime", "java*", "ssl/openssl.cnf")
 # What is read of `full` is zeros, too, and it can't be mapped: a shared mapping of `zero` is memory that nobody counts.
 _DEVICES = {"null": "null", "zero": "full", "full": "full", "random": "random", "urandom": "urandom"}
 _LINKS = (
@@ -25,12 +27,14 @@ _LINKS = (
 )
 _OLD = "/.old"
 _KEPT = "/.kept"
-_OF_PROC = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+# Not to be written: where there is no Landlock, a process might undo there that it is killed first (`oom_score_adj`).
+_OF_PROC = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 
 
 def readable(extra: Sequence[str] = ()) -> list[str]:
-    """The folders of this machine that a run may read: programs, libraries, this Python. Outer ones come first."""
-    wanted = [f"/{name}" for name in ("usr", *_TOP)] + [sys.base_prefix, sys.prefix, *extra]
+    """What a run may read of this machine: programs and settings, libraries, this Python. Outer paths come first."""
+    settings = [path for name in _SETTINGS for path in glob(f"/etc/{name}")]
+    wanted = [f"/{name}" for name in ("usr", *_TOP)] + [sys.base_prefix, sys.prefix, *settings, *extra]
     return sorted(path for path in wanted if path != "/" and os.path.exists(path))
 
 
@@ -46,7 +50,7 @@ def enter_fresh_root(extra: Sequence[str] = ()) -> list[str]:
     os.mkdir(SCRATCH + _OLD)
     kernel.pivot_root(SCRATCH, SCRATCH + _OLD)
     os.chdir("/")
-    for path in [*shown, *(f"/etc/{name}" for name in _SETTINGS)]:
+    for path in shown:
         _show(_OLD + path, path)
     for number, path in enumerate(covered):
         _show(_OLD + path, f"{_KEPT}/{number}")
@@ -111,4 +115,4 @@ def mount_own_proc() -> None:
 
 def cover_proc() -> None:
     """Hides all processes, even this one: without a pid namespace a new /proc would show all of the machine's."""
-    kernel.mount("tmpfs", "/proc", "tmpfs", _OF_PROC | kernel.MS_RDONLY, "size=4k")
+    kernel.mount("tmpfs", "/proc", "tmpfs", _OF_PROC, "size=4k")
