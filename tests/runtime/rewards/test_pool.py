@@ -91,6 +91,29 @@ def test_a_function_that_runs_what_a_response_says_does_no_harm_where_it_is_conf
     assert planted.exists()
 
 
+def test_what_a_module_removes_at_its_end_is_there_for_all_calls_and_what_a_call_does_is_removed_at_its_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "removing.py").write_text(f"""
+import atexit, glob, shutil, tempfile
+tempfile.tempdir = {str(tmp_path)!r}
+FOLDER = tempfile.TemporaryDirectory()
+atexit.register(shutil.rmtree, tempfile.mkdtemp())
+def folders():
+    global made
+    made = tempfile.TemporaryDirectory()
+    return len(glob.glob({str(tmp_path / "tmp*")!r}))
+""")
+
+    async def counted() -> list[float]:
+        settings = PoolSettings({Kind.FUNCTION: 1}, function_modules=["removing"], function_folders=[str(tmp_path)])
+        async with RewardPool(settings) as pool:
+            return [(await pool.score(FunctionTask("removing:folders"))).value for _ in range(3)]
+
+    assert asyncio.run(counted()) == [3, 3, 3]
+    assert not list(tmp_path.glob("tmp*"))
+
+
 def test_a_task_that_can_not_be_asked_is_an_error_of_its_own(pooled: Pooled) -> None:
     reward = pooled.score(FunctionTask("tests.runtime.rewards.scores:soon", {"text": {1, 2}}))
     assert reward.status is Status.ERROR

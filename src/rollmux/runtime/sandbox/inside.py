@@ -24,7 +24,7 @@ from math import ceil
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
-from rollmux.runtime.sandbox import frames, kernel, landlock, root, seccomp
+from rollmux.runtime.sandbox import exits, frames, kernel, landlock, root, seccomp
 from rollmux.runtime.sandbox.limits import BOM, RunLimits
 from rollmux.runtime.sandbox.probe import NOBODY, become_somebody
 from rollmux.runtime.sandbox.protections import Mechanism, Protections
@@ -278,6 +278,7 @@ def _execute(command: tuple[str, ...], environment: Mapping[str, str]) -> int:
 def _interpret(source: str, environment: Mapping[str, str], files: Collection[str], *, by_itself: bool) -> int:
     """Runs the source as `python program.py` would beside these files, in this interpreter, which is warm already."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    exits.forget()
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = [_PROGRAM]

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
-from rollmux.runtime.sandbox import frames, kernel, probe, root, tree
+from rollmux.runtime.sandbox import exits, frames, kernel, probe, root, tree
 from rollmux.runtime.sandbox.inside import MOST_PROGRAM_BYTES, Place, job_of
 from rollmux.runtime.sandbox.keeper import Keeper
 from rollmux.runtime.sandbox.outcome import Cause, Ended
@@ -81,11 +81,14 @@ class Zygote:
         kernel.adopt_orphans()
         os.environ.update(self._setup.environment)
         signal.alarm(_WARM_S)  # else an import that never ends would go on when nobody waits any more
-        for name in (*_WARM, *self._setup.warm):
-            module, _, function = name.partition(":")
-            loaded = import_module(module)
-            if function:
-                getattr(loaded, function)()
+        for name in _WARM:
+            import_module(name)
+        with exits.noted():
+            for name in self._setup.warm:
+                module, _, function = name.partition(":")
+                loaded = import_module(module)
+                if function:
+                    getattr(loaded, function)()
         kernel.flush_output()  # else each run would print what C has printed here
         signal.alarm(0)
         self._leave_root()
