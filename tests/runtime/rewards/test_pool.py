@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from contextlib import suppress
 from decimal import Decimal
 from importlib import import_module
@@ -112,6 +113,21 @@ def folders():
 
     assert asyncio.run(counted()) == [3, 3, 3]
     assert not list(tmp_path.glob("tmp*"))
+
+
+def test_a_function_is_found_where_its_caller_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder in which it stands, as in a notebook, too, and in one that it names from there."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "here.py").write_text("def score(): return 1")
+    (tmp_path / "lib" / "there.py").write_text("def score(): return 2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["", "lib", *sys.path])
+
+    async def scored() -> list[float]:
+        async with RewardPool(PoolSettings({Kind.FUNCTION: 1}, function_modules=["here", "there"])) as pool:
+            return [(await pool.score(FunctionTask(f"{each}:score"))).value for each in ("here", "there")]
+
+    assert asyncio.run(scored()) == [1, 2]
 
 
 def test_a_task_that_can_not_be_asked_is_an_error_of_its_own(pooled: Pooled) -> None:

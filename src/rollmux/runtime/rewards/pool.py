@@ -230,7 +230,7 @@ def _outcome(work: asyncio.Task[Reward]) -> Reward:
 
 def _sandboxes(settings: PoolSettings) -> dict[Kind, Sandbox]:
     """Confines code and answers, which may be hostile. The caller's functions are watched, and confined if asked."""
-    path = [*(each for each in sys.path if each), *settings.function_folders]
+    path = [os.path.abspath(each) for each in (*sys.path, *settings.function_folders)]
     functions = partial(Sandbox, warm=["rollmux.runtime.rewards.functions", *settings.function_modules], path=path)
     return {
         Kind.CODE: Sandbox(allow=settings.allow, warm=["rollmux.runtime.rewards.asserts.calls"]),
