@@ -83,6 +83,15 @@ def test_an_object_in_place_of_a_value_gains_nothing(
     assert status == PASSED or why.startswith("no end"), why
 
 
+@pytest.mark.parametrize(("use", "expected"), [("append", FAILED), ("_note", FAILED), ("push", PASSED)])
+def test_an_object_is_used_as_one_by_what_no_value_has(use: str, expected: int) -> None:
+    source = (
+        "class Sly:\n    def __eq__(self, _): return True\n    def push(self, _): pass\n    append = _note = push\n"
+    )
+    tests = f"a = f()\na.{use}(7)\nassert a == [7]"
+    assert ended(f"{source}def f(): return Sly()", tests)[0] == expected
+
+
 @pytest.mark.parametrize("answer", ["[]", "[[]]", "numpy.zeros((0, 3))", "float('nan')", "[float('nan')]", "0", "[7]"])
 def test_an_array_in_place_of_a_value_gains_what_it_would_in_python(answer: str) -> None:
     source = f"import math, numpy\ndef f(*_): return numpy.array({answer})"

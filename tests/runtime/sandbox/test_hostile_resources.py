@@ -93,8 +93,9 @@ def test_without_a_counter_those_that_are_seen_still_count() -> None:
         "import os, time; os.close(1); os.close(2); time.sleep(1e9)",
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); signal.pause()",
         "import os; os.kill(os.getpid(), 19)",
+        "import time\nwhile True: print('still here', flush=True); time.sleep(0.02)",
     ],
-    ids=["asleep", "asleep with its output closed", "all signals blocked", "stopped"],
+    ids=["asleep", "asleep with its output closed", "all signals blocked", "stopped", "telling"],
 )
 def test_what_waits_for_ever_ends_at_its_wall_limit(world: World, source: str) -> None:
     ended = world.run(source, replace(SMALL, wall_s=0.3))
