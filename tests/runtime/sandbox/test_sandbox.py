@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
@@ -575,6 +576,29 @@ def test_one_whose_imports_never_end_is_given_up_and_ended(tmp_path: Path, monke
 def test_a_sandbox_that_can_not_start_says_so() -> None:
     with pytest.raises(SandboxError, match="instead of starting"):
         asyncio.run(Sandbox(list(Concern), warm=["no_such_module_at_all"]).start())
+
+
+def test_containers_whose_processes_have_the_same_numbers_give_their_runs_other_users(full: World) -> None:
+    source = """
+import os, socket
+from rollmux.runtime.sandbox.zygote import Setup, Zygote
+print(os.getpid(), Zygote(socket.socketpair()[0], Setup())._user(0), flush=True)
+input()
+"""
+    command = ["unshare", "-pf" if os.getuid() == 0 else "-rpf", sys.executable, "-c", source]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src")}
+    pipe = subprocess.PIPE
+    begun = partial(subprocess.Popen[str], command, stdin=pipe, stdout=pipe, env=environment, text=True)
+    with begun() as one, begun() as two:
+        told = [each.stdout.readline().split() for each in (one, two) if each.stdout is not None]
+    assert told[0][0] == told[1][0] == "1"
+    assert told[0][1] != told[1][1]
+
+
+def test_root_that_can_not_be_another_user_has_its_runs_in_its_own_folders() -> None:
+    with World((*NAMESPACES, Mechanism.OWN_USER)) as rooted:
+        ended = rooted.run("open('made', 'w').write('42')\nprint(open('made').read())")
+    assert ended.stdout == b"42\n", ended
 
 
 def test_runs_whose_folders_are_in_memory_need_no_folder_that_can_be_written(full: World) -> None:

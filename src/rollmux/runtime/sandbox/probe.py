@@ -12,7 +12,7 @@ from rollmux.runtime.sandbox.protections import Mechanism, Protections
 
 # Above the numbers that distributions and containers hand out (systemd's "uids and gids" page), below 2**31.
 FIRST_USER = 0x7000_0000
-USERS_EACH = 1024
+USERS_EACH, USER_BLOCKS = 1024, 1 << 18
 NOBODY = 65534
 
 _NAMESPACES = {

@@ -30,6 +30,7 @@ from rollmux.runtime.sandbox.protections import Mechanism, Protections
 _NO_PROCESS_S = 0.05  # between attempts to make a spare keeper when no process can be forked
 _AGAIN_S = 0.005  # between two attempts to end what is left of runs
 _WARM_S = 90  # for all imports; the owner stops waiting before that
+_SPREAD = 40_503  # namespaces have numbers in a row
 _LOOK_S = 0.5  # how often the dead are buried and the owner is looked for
 # What most programs import: a run need not load it, nor even have its files.
 _WARM = (
@@ -72,6 +73,8 @@ class Zygote:
         self._spares: deque[_Waiting] = deque()
         self._protections = Protections(frozenset(), {})
         self._without = [Mechanism[name] for name in setup.without]
+        # Containers number their processes alike, and share the users: so the number of a namespace counts, too.
+        self._block = (self._pid + _SPREAD * os.stat("/proc/self/ns/pid").st_ino) % probe.USER_BLOCKS
         self._covered: tuple[str, ...] = ()
         self._folders = ""  # how paths of runs' own folders begin, if these are on a disk
 
@@ -121,7 +124,7 @@ class Zygote:
 
     def _user(self, slot: int) -> int:
         """A user id that no other run has, of this zygote or of another."""
-        return probe.FIRST_USER + self._pid % (1 << 16) * probe.USERS_EACH + slot % probe.USERS_EACH
+        return probe.FIRST_USER + self._block * probe.USERS_EACH + slot % probe.USERS_EACH
 
     def _enter(self) -> None:
         active = self._protections.active
@@ -202,10 +205,17 @@ class Zygote:
 
     def _place(self, slot: int) -> Place:
         setup, uid = self._setup, self._user(slot)
-        folder = _empty_folder(self._folders, uid) if self._folders else setup.folder or root.SCRATCH
+        folder = self._empty_folder(uid) if self._folders else setup.folder or root.SCRATCH
         environment = {"HOME": folder, **dict(setup.environment)}
         own = setup.folder is None
         return Place(environment, folder, uid, self._protections, setup.readable, self._covered, own)
+
+    def _empty_folder(self, uid: int) -> str:
+        folder = tempfile.mkdtemp(prefix=os.path.basename(self._folders), dir=os.path.dirname(self._folders))
+        if Mechanism.OWN_USER in self._protections.active:
+            with suppress(PermissionError):
+                os.chown(folder, uid, uid)
+        return folder
 
     def _bury(self) -> None:
         """Buries the dead, and kills processes that lost their keeper: without a pid namespace they come here."""
@@ -258,13 +268,6 @@ def _remove(folder: str) -> None:
     if os.path.lexists(folder):
         os.spawnlp(os.P_WAIT, "chmod", "chmod", "-Rf", "u+rwx", folder)  # follows no links
         os.spawnlp(os.P_WAIT, "rm", "rm", "-rf", folder)
-
-
-def _empty_folder(begins: str, uid: int) -> str:
-    folder = tempfile.mkdtemp(prefix=os.path.basename(begins), dir=os.path.dirname(begins))
-    with suppress(PermissionError):
-        os.chown(folder, uid, uid)
-    return folder
 
 
 def _told(protections: Protections) -> dict[str, Any]:
