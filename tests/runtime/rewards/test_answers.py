@@ -130,7 +130,13 @@ def test_nonsense_fails_and_is_never_an_error_of_the_tests(said: list[Any], rais
     assert ended("", tests, Nonsense)[0] == FAILED
 
 
-@pytest.mark.parametrize("blob", [b"", b"\xff", b"[" * 100_000, b'{"kept": ["x"]}', b'{"type": ["exec"]}', b"9" * 5000])
+@pytest.mark.parametrize(
+    "blob",
+    [
+        *(b"", b"\xff", b"[" * 100_000, b"9" * 5000),
+        *(b'{"kept": ["x"]}', b'{"type": ["exec"]}', b'{"bytes": [{"type": ["int"]}]}'),
+    ],
+)
 def test_what_can_not_be_read_ends_the_tests_whatever_they_catch(blob: bytes) -> None:
     class Broken(Answers):
         def answer(self, head: dict[str, Any], blobs: list[bytes]) -> bytes:
