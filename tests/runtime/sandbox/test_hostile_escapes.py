@@ -5,13 +5,15 @@ import os
 import platform
 import shutil
 import socket
-import tempfile
 import uuid
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 
-from rollmux.runtime.sandbox import Cause, Concern, Mechanism, Program
+from rollmux.runtime.sandbox import Cause, Concern, Mechanism, Program, kernel, seccomp
+from rollmux.runtime.sandbox.inside import Place, _give_up_rights
+from rollmux.runtime.sandbox.protections import Protections
 from rollmux.runtime.sandbox.seccomp import TABLES
 from tests.runtime.sandbox.world import World
 
@@ -62,6 +64,28 @@ attempt(
     )
     assert (ended.cause, ended.stdout) == (Cause.EXITED, b""), ended
     assert secret.read_text() == "the answer is 42"
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_files_are_not_cut_off_by_name_where_a_kernel_before_6_2_alone_protects_them(version: int) -> None:
+    if kernel.landlock_version() < version or not seccomp.known_here():
+        pytest.skip("this kernel has no such Landlock, or no filter")
+    protections = Protections(frozenset({Mechanism.LANDLOCK, Mechanism.SECCOMP}), {}, version)
+    with TemporaryDirectory(dir="/var/tmp") as folder, TemporaryDirectory(dir="/var/tmp") as another:
+        secret = Path(another, "secret")
+        secret.write_text("the answer is 42")
+        pid = os.fork()
+        if pid == 0:
+            status = 2
+            try:
+                _give_up_rights(Place({}, folder, os.getuid(), protections))
+                os.truncate(secret, 0)
+            except PermissionError:
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert secret.read_text() == "the answer is 42"
 
 
 def test_what_programs_share_is_read_only(world: World) -> None:
@@ -186,7 +210,7 @@ attempt(
 
 def test_a_pair_of_sockets_reaches_no_socket_that_is_a_file() -> None:
     """Where those of the machine are seen, such as /dev/log: without a mount namespace."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder = Path(mkdtemp(dir="/tmp"))
     folder.chmod(0o755)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:

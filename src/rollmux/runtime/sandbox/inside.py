@@ -176,16 +176,17 @@ def _protect(place: Place, job: Job) -> None:
 
 
 def _give_up_rights(place: Place) -> None:
-    active = place.protections.active
+    active, version = place.protections.active, place.protections.landlock_version
+    fresh = Mechanism.MOUNT_NAMESPACE in active
     kernel.drop_capabilities()
     kernel.forbid_new_privileges()
     if Mechanism.LANDLOCK in active:
-        fresh = Mechanism.MOUNT_NAMESPACE in active
         readable = ["/"] if fresh else [*root.readable(place.readable), _ZEROS]
         writable = [place.folder, *(path for path in _DEVICES if os.path.exists(path))]
-        landlock.restrict(place.protections.landlock_version, readable, writable)
+        landlock.restrict(version, readable, writable)
     if Mechanism.SECCOMP in active:
-        kernel.install_filter(seccomp.filter_program(socket_pairs=Mechanism.NETWORK_NAMESPACE in active))
+        pairs, truncate = Mechanism.NETWORK_NAMESPACE in active, fresh or version >= landlock.SINCE_TRUNCATE
+        kernel.install_filter(seccomp.filter_program(socket_pairs=pairs, truncate=truncate))
 
 
 def _write_files(files: Mapping[str, bytes]) -> None:

@@ -12,7 +12,8 @@ from rollmux.runtime.sandbox import kernel
 # linux/landlock.h, bit by bit: execute, write, read, list, remove, make; from versions 2, 3, 5 refer, truncate, ioctl.
 _EXECUTE, _WRITE, _READ, _LIST = 1, 2, 4, 8
 _FIRST_VERSION = (1 << 13) - 1
-_BY_VERSION = ((2, 1 << 13), (3, 1 << 14), (5, 1 << 15))
+SINCE_TRUNCATE = 3  # before, it lets any file be cut off by its name
+_BY_VERSION = ((2, 1 << 13), (SINCE_TRUNCATE, 1 << 14), (5, 1 << 15))
 _OF_FILES = _EXECUTE | _WRITE | _READ | 1 << 14 | 1 << 15
 _TCP = 1 | 2  # bind and connect, from version 4
 _SCOPES = 1 | 2  # abstract sockets and signals, from version 6

@@ -29,7 +29,7 @@ _X86_64 = {
     "ioctl": 16, "inotify_init": 253, "inotify_init1": 294, "io_setup": 206, "mmap": 9, "prctl": 157,
     "setrlimit": 160, "prlimit64": 302,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
-    "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190,
+    "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "truncate": 76,
 }  # fmt: skip
 _AARCH64 = {
     "acct": 89, "add_key": 217, "adjtimex": 171, "bpf": 280, "chroot": 51, "clock_adjtime": 266,
@@ -48,7 +48,7 @@ _AARCH64 = {
     "inotify_init1": 26, "io_setup": 0, "mmap": 222, "prctl": 167,
     "setrlimit": 164, "prlimit64": 261,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
-    "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7,
+    "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "truncate": 45,
 }  # fmt: skip
 # Refused as if the kernel had none, so that callers take the older way, which is filtered here or limited elsewhere.
 # Landlock is among them, as the run has it on already: rules take the kernel's memory, 70 bytes each, uncounted.
@@ -98,14 +98,14 @@ def known_here() -> bool:
 
 
 @cache
-def filter_program(table: Table | None = None, socket_pairs: bool = True) -> bytes:
-    """The filter for this machine's architecture, or the one given.
+def filter_program(table: Table | None = None, socket_pairs: bool = True, truncate: bool = True) -> bytes:
+    """The filter for this machine's architecture, or the one given. Without `truncate` files are not cut off by name.
 
     Pairs of sockets hold memory that no process is charged for: refused unless `socket_pairs`, when the keeper counts
     them. A socket of a datagram pair is always refused: it could send to any socket that is a file.
     """
-    pairs = ("socketpair",) if socket_pairs else ()
-    allowed = {"clone", "ioctl", "mmap", "prctl", "setrlimit", "prlimit64", *pairs}
+    asked = {"socketpair": socket_pairs, "truncate": truncate}
+    allowed = {"clone", "ioctl", "mmap", "prctl", "setrlimit", "prlimit64", *(name for name in asked if asked[name])}
     table = table or TABLES[platform.machine()]
     lines = [_line(_LOAD, _ARCHITECTURE_AT), *_unless(table.architecture, _KILL), _line(_LOAD, _NUMBER_AT)]
     lines += [_line(_AT_LEAST, _X32, 0, 1), _line(_RETURN, _KILL)]
