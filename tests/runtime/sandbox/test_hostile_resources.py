@@ -8,6 +8,8 @@ import pytest
 
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.sandbox import Cause, Concern, Mechanism, Program, RunLimits
+from rollmux.runtime.sandbox.inside import Job
+from rollmux.runtime.sandbox.keeper import Keeper, _Seen
 from tests.runtime.sandbox.world import SMALL, World
 
 BRIEF = replace(SMALL, cpu_s=0.4)
@@ -170,6 +172,14 @@ def test_a_gigabyte_of_output_ends_at_the_output_limit(world: World, number: int
     ended = world.run(f"import os\nfor _ in range(16_384): os.write({number}, b'x' * 65_536)", SMALL)
     assert ended.cause is Cause.OUTPUT_LIMIT
     assert len(ended.stdout) + len(ended.stderr) == SMALL.output_bytes
+
+
+def test_output_that_is_read_once_the_program_has_ended_counts_too() -> None:
+    keeper, limits = Keeper.__new__(Keeper), replace(SMALL, output_bytes=10)
+    keeper.job = Job(b"", ("yes",), {}, limits)
+    keeper._seen, keeper._running = _Seen(stdout=bytearray(11), told=bytearray(b"started\nexit 0\n")), True
+    ended = keeper._judged(None, 0.0, 0.0)
+    assert (ended.cause, len(ended.stdout)) == (Cause.OUTPUT_LIMIT, 10)
 
 
 SOCKETS = """
