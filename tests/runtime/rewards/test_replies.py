@@ -15,7 +15,7 @@ from rollmux.runtime.sandbox import RunLimits, Sandbox, SandboxError
 from rollmux.runtime.sandbox.tree import descendants
 from tests.runtime.rewards import replies
 from tests.runtime.rewards.world import ONLY_FUNCTIONS, Pooled
-from tests.waiting import until
+from tests.waiting import eventually
 
 MODULE = "tests.runtime.rewards.replies"
 RAISES = next(
@@ -169,23 +169,23 @@ def test_one_that_hangs_costs_its_cap() -> None:
 
 
 def test_who_stops_waiting_or_closes_ends_what_was_asked() -> None:
-    before = set(descendants(os.getpid()))
-
-    async def story() -> Reply:
+    async def story() -> tuple[Reply, list[int]]:
         async with RewardPool(ONLY_FUNCTIONS) as pool:
-            idle = len(descendants(os.getpid()))
+            zygote = pool._sandboxes[Kind.FUNCTION].pid  # other pools of this process make and end keepers meanwhile
             waiting = asyncio.create_task(pool.reply(asked("hangs", said="")))
-            await asyncio.to_thread(until, lambda: len(descendants(os.getpid())) > idle)
+            await eventually(lambda: bool(descendants(zygote)))
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            await asyncio.to_thread(until, lambda: len(descendants(os.getpid())) == idle)
+            await eventually(lambda: not descendants(zygote))
             left = asyncio.create_task(pool.reply(asked("hangs", said="")))
-            await asyncio.sleep(0.05)
-        return await left
+            await eventually(lambda: bool(descendants(zygote)))
+            below = [zygote, *descendants(zygote)]
+        return await left, below
 
-    assert asyncio.run(story()) == Reply(None, "called off")
-    assert set(descendants(os.getpid())) <= before
+    reply, below = asyncio.run(story())
+    assert reply == Reply(None, "called off")
+    assert [pid for pid in below if os.path.exists(f"/proc/{pid}")] == []
 
 
 def test_a_pool_without_turns_for_functions_says_so() -> None:
