@@ -27,6 +27,7 @@ from rollmux.runtime.sandbox import (
     Sandbox,
     SandboxError,
     frames,
+    kernel,
     tree,
 )
 from rollmux.runtime.sandbox.probe import become_somebody
@@ -682,6 +683,11 @@ def test_each_concern_is_covered_by_what_can_cover_it_and_nothing_less() -> None
         Concern.PROCESSES,
     }
     assert Concern.NETWORK in Protections(frozenset({Mechanism.NETWORK_NAMESPACE}), {}).uncovered
+
+
+def test_a_landlock_that_the_kernel_has_is_used(full: World) -> None:
+    """Else tests of what it alone protects would be left out, and nobody would see that it fails."""
+    assert (Mechanism.LANDLOCK in full.sandbox.protections.active) == (kernel.landlock_version() > 0)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../b", "", "nul\0"])
