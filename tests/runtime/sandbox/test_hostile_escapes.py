@@ -66,26 +66,33 @@ attempt(
     assert secret.read_text() == "the answer is 42"
 
 
+@pytest.mark.parametrize(
+    "how",
+    ["os.truncate(secret, 0)", "os.open(shown, os.O_TRUNC)", "libc.open(os.fsencode(shown), os.O_TRUNC)"],
+)
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_files_are_not_cut_off_by_name_where_a_kernel_before_6_2_alone_protects_them(version: int) -> None:
+def test_files_are_not_cut_off_where_landlock_of_a_kernel_before_6_2_alone_protects_them(
+    version: int, how: str
+) -> None:
     if kernel.landlock_version() < version or not seccomp.known_here():
         pytest.skip("this kernel has no such Landlock, or no filter")
     protections = Protections(frozenset({Mechanism.LANDLOCK, Mechanism.SECCOMP}), {}, version)
     with TemporaryDirectory(dir="/var/tmp") as folder, TemporaryDirectory(dir="/var/tmp") as another:
-        secret = Path(another, "secret")
-        secret.write_text("the answer is 42")
+        (readable := Path(another, "readable")).mkdir()
+        files = {"secret": Path(another, "secret"), "shown": readable / "shown"}
+        for file in files.values():
+            file.write_text("the answer is 42")
         pid = os.fork()
         if pid == 0:
             status = 2
             try:
-                _give_up_rights(Place({}, folder, os.getuid(), protections))
-                os.truncate(secret, 0)
-            except PermissionError:
+                _give_up_rights(Place({}, folder, os.getuid(), protections, (str(readable),)))
                 status = 0
+                eval(how, {"os": os, "libc": kernel.libc, **files})
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert secret.read_text() == "the answer is 42"
+        assert {file.read_text() for file in files.values()} == {"the answer is 42"}
 
 
 def test_what_programs_share_is_read_only(world: World) -> None:

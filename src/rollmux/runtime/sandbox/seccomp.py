@@ -29,7 +29,7 @@ _X86_64 = {
     "ioctl": 16, "inotify_init": 253, "inotify_init1": 294, "io_setup": 206, "mmap": 9, "prctl": 157,
     "setrlimit": 160, "prlimit64": 302,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
-    "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "truncate": 76,
+    "setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "truncate": 76, "open": 2, "openat": 257, "openat2": 437,
 }  # fmt: skip
 _AARCH64 = {
     "acct": 89, "add_key": 217, "adjtimex": 171, "bpf": 280, "chroot": 51, "clock_adjtime": 266,
@@ -48,13 +48,13 @@ _AARCH64 = {
     "inotify_init1": 26, "io_setup": 0, "mmap": 222, "prctl": 167,
     "setrlimit": 164, "prlimit64": 261,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
-    "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "truncate": 45,
+    "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "truncate": 45, "openat": 56, "openat2": 437,
 }  # fmt: skip
 # Refused as if the kernel had none, so that callers take the older way, which is filtered here or limited elsewhere.
 # Landlock is among them, as the run has it on already: rules take the kernel's memory, 70 bytes each, uncounted.
 _ABSENT = frozenset(
     {
-        *("clone3", "memfd_create", "memfd_secret"),
+        *("clone3", "memfd_create", "memfd_secret", "openat2"),
         *("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"),
     }
 )
@@ -74,6 +74,8 @@ _CORE = 4  # RLIMIT_CORE: so that no crash has the machine run a program of its 
 _HUGE_PAGES = 0x40000
 _SHARED, _ANONYMOUS, _KIND_OF_MAPPING = 0x1, 0x20, 0xF
 
+_OPENING = (("open", 1), ("openat", 2))  # and which of its arguments are the flags
+_TRUNCATED, _TO_BE_WRITTEN = 0x200, 0x3  # O_TRUNC, and what is 0 in the flags of a file that is only read
 _UNIX, _STREAM, _PACKETS = 1, 1, 5  # the pairs of sockets that a program may make
 _KIND = 0xF  # masks a socket's kind, without the flags beside it
 
@@ -99,13 +101,15 @@ def known_here() -> bool:
 
 @cache
 def filter_program(table: Table | None = None, socket_pairs: bool = True, truncate: bool = True) -> bytes:
-    """The filter for this machine's architecture, or the one given. Without `truncate` files are not cut off by name.
+    """The filter for this machine's architecture, or the one given. Without `truncate` no file is cut off that is not
+    opened to be written.
 
     Pairs of sockets hold memory that no process is charged for: refused unless `socket_pairs`, when the keeper counts
     them. A socket of a datagram pair is always refused: it could send to any socket that is a file.
     """
-    asked = {"socketpair": socket_pairs, "truncate": truncate}
-    allowed = {"clone", "ioctl", "mmap", "prctl", "setrlimit", "prlimit64", *(name for name in asked if asked[name])}
+    asked = {"socketpair": socket_pairs, "truncate": truncate, "openat2": truncate}
+    judged = {"clone", "ioctl", "mmap", "prctl", "setrlimit", "prlimit64", "open", "openat"}
+    allowed = judged | {name for name in asked if asked[name]}
     table = table or TABLES[platform.machine()]
     lines = [_line(_LOAD, _ARCHITECTURE_AT), *_unless(table.architecture, _KILL), _line(_LOAD, _NUMBER_AT)]
     lines += [_line(_AT_LEAST, _X32, 0, 1), _line(_RETURN, _KILL)]
@@ -119,6 +123,8 @@ def filter_program(table: Table | None = None, socket_pairs: bool = True, trunca
     lines += _refuse_with(table.numbers["setrlimit"], 0, _EQUAL, _CORE)
     lines += _no_limit_set(table.numbers["prlimit64"], _CORE)
     lines += _no_new_options(table.numbers["prctl"])
+    for name, flags in () if truncate else _OPENING:
+        lines += _no_cutting_off(table.numbers[name], flags) if name in table.numbers else []
     if socket_pairs:
         lines += _connected_pairs_alone(table.numbers["socketpair"])
     lines.append(_line(_RETURN, _ALLOW))
@@ -153,6 +159,15 @@ def _memory_that_counts_alone(number: int) -> list[bytes]:
         *(_line(_LOAD, _ARGUMENTS_AT + 8 * 3), _line(_ANY_BIT, _HUGE_PAGES, 2, 0)),
         *(_line(_MASK, _KIND_OF_MAPPING | _ANONYMOUS), _line(_EQUAL, _SHARED | _ANONYMOUS, 0, 1)),
         *(_refuse(errno.EPERM), _line(_RETURN, _ALLOW)),
+    ]
+    return [_line(_EQUAL, number, 0, len(checked)), *checked]
+
+
+def _no_cutting_off(number: int, flags: int) -> list[bytes]:
+    """Refuses to open a file that is only read, and cut off all the same."""
+    checked = [
+        *(_line(_LOAD, _ARGUMENTS_AT + 8 * flags), _line(_MASK, _TRUNCATED | _TO_BE_WRITTEN)),
+        *(_line(_EQUAL, _TRUNCATED, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)),
     ]
     return [_line(_EQUAL, number, 0, len(checked)), *checked]
 
