@@ -130,6 +130,26 @@ def test_a_function_is_found_where_its_caller_finds_it(tmp_path: Path, monkeypat
     assert asyncio.run(scored()) == [1, 2]
 
 
+def test_a_call_waits_for_its_processes_though_its_module_brought_multiprocessing_along(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text("""
+import multiprocessing.util, os, time
+def later(path):
+    time.sleep(0.3)
+    open(path, "w").close()
+def begun(path):
+    multiprocessing.get_context("fork").Process(target=later, args=(path,)).start()
+    return 1.0
+""")
+
+    async def scored() -> float:
+        settings = PoolSettings({Kind.FUNCTION: 1}, function_modules=["waiting"], function_folders=[str(tmp_path)])
+        async with RewardPool(settings) as pool:
+            return (await pool.score(FunctionTask("waiting:begun", {"path": str(tmp_path / "done")}))).value
+
+    assert asyncio.run(scored()) == 1.0
+    assert (tmp_path / "done").exists()
+
+
 def test_a_task_that_can_not_be_asked_is_an_error_of_its_own(pooled: Pooled) -> None:
     reward = pooled.score(FunctionTask("tests.runtime.rewards.scores:soon", {"text": {1, 2}}))
     assert reward.status is Status.ERROR

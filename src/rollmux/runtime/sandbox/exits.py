@@ -4,6 +4,7 @@ Invariant: a fork calls at its end only what has been registered in it, or by Py
 """
 
 import atexit
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,13 @@ _noted: list[Callable[..., Any]] = []
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Notes what is registered within."""
+    """Notes what is registered within, but by Python's own modules: multiprocessing waits at the end, say."""
     register = atexit.register
 
     def noting(function: Callable[..., Any], *arguments: Any, **named: Any) -> Callable[..., Any]:
-        _noted.append(function)
+        by = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if by.partition(".")[0] not in sys.stdlib_module_names:
+            _noted.append(function)
         return register(function, *arguments, **named)
 
     atexit.register = noting  # type: ignore[assignment]
@@ -33,4 +36,3 @@ def forget() -> None:
     for function in _noted:
         atexit.unregister(function)
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]  # the next one registers itself again
