@@ -126,6 +126,22 @@ def test_nothing_rests_beyond_its_memory_and_its_weights(how: str, engine: Local
     require_same(turn(engine, request), wanted)
 
 
+def test_what_ended_with_keys_of_older_weights_does_not_rest(model: Any) -> None:
+    mine, newer = (tiny("llama", torch.float64, seed) for seed in (0, 9))
+    engine, fresh = slots(mine, PLENTY), slots(newer, PLENTY, version=1)
+    first = turn(slots(model, PLENTY), replace(FIRST, stop_tokens=tuple(range(VOCABULARY)))).tokens
+    engine.submit(replace(FIRST, stop_tokens=tuple({*range(VOCABULARY)} - {*first})))
+    engine.step()
+    engine.update(1, dict(newer.named_parameters()), Begun.KEEP)
+    said = finished(engine)["one"]
+    assert (said.reason, {*said.response.versions}) == (FinishReason.STOP, {0, 1})
+    assert engine.gauges().held_tokens == 0
+    request = goes_on(FIRST, said.response)
+    require_same(turn(engine, request), turn(fresh, request))
+    for each in (engine, fresh):
+        each.close()
+
+
 def test_a_doze_keeps_what_rests(engine: LocalEngine) -> None:
     request = goes_on(FIRST, turn(engine, FIRST))
     computed = engine.gauges().prefilled_tokens

@@ -277,7 +277,7 @@ class Desk:
             self.end(live, FinishReason.LENGTH)
 
     def end(self, live: Live, reason: FinishReason, why: str = "") -> None:
-        if reason is FinishReason.STOP and live.request.rests:
+        if reason is FinishReason.STOP and live.request.rests and not live.is_old:
             self.resting[live.request.id] = live
         self._leave(live)
         self.ended += 1
