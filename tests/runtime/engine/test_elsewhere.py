@@ -336,6 +336,22 @@ def test_what_was_drawn_ahead_of_weights_that_were_written_in_place_is_of_the_ne
     assert ended.response.tokens == finished(other)["r"].response.tokens
 
 
+@pytest.mark.parametrize("is_heard", [False, True])
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_was_cancelled_is_in_no_updates_way_though_it_was_over_ahead(stops: bool, is_heard: bool) -> None:
+    said = alone(FIRST)["first"][:2]
+    stopping = replace(FIRST, stop_tokens=tuple({*range(VOCABULARY)} - {said[0]}), rests=True)
+    engine, place = begun(stopping if stops else replace(FIRST, max_tokens=2))
+    if is_heard:
+        engine.gauges()
+    engine.cancel(["first"])
+    engine.update(1)
+    assert (engine.unfinished, place.lives[0].engine.gauges().held_tokens) == (0, 0)
+    (ended,) = engine.close()[-1:]
+    assert isinstance(ended, Ended)
+    assert (ended.reason, ended.response.tokens) == (FinishReason.CANCELLED, said)
+
+
 class Fails:
     """An engine whose next steps raise, so many of them."""
 

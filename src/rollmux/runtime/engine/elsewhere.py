@@ -106,11 +106,14 @@ class EngineElsewhere:
         self._resting.discard(request.id)
 
     def cancel(self, ids: Iterable[str]) -> None:
-        names = [name for name in several(ids) if name in self._known or name in self._resting]
+        """A response that is over, which was told to nobody, counts as cancelled: no new weights draw it again."""
+        asked = several(ids)
+        names = [name for name in asked if name in self._known or name in self._resting]
         if names and not self._closed:
             self._call("cancel", names)
             self._resting.difference_update(names)
             self._cancelled.update(name for name in names if name in self._known)
+        self._heard = [(_cancelled(event) if event.id in asked else event, whose) for event, whose in self._heard]
 
     def _hear_the_end_of(self, names: set[str]) -> None:
         """Hears all events of cancelled requests with these names first, for the names are about to be used again."""
@@ -189,12 +192,7 @@ class EngineElsewhere:
         require_permitted(started, self.version, begun)
         taken = self.export([each.request.id for each in going])
         self._forget(over)
-        return [*taken, *(self._to_be_drawn_again(each, untold[each]) for each in over)]
-
-    def _to_be_drawn_again(self, over: Growing, told: int) -> Unfinished:
-        """It is to rest again only if nobody has cancelled its rest meanwhile: nobody would do that twice."""
-        rests = over.request.rests and over.request.id in self._resting
-        return Unfinished(replace(over.request, rests=rests), over.generated(told))
+        return [*taken, *(each.unfinished(untold[each]) for each in over)]
 
     def _put_back(self, taken: Iterable[Unfinished]) -> None:
         """Makes requests known again, whatever has happened, and even if the process dies now."""
@@ -382,6 +380,10 @@ class EngineElsewhere:
     def _require_open(self) -> None:
         if self._closed:
             raise EngineClosed("the engine is closed: make a new one")
+
+
+def _cancelled(event: Event) -> Event:
+    return replace(event, reason=FinishReason.CANCELLED, why="") if isinstance(event, Ended) else event
 
 
 def answer(engine: Engine, name: str, told: tuple[Any, ...]) -> Answer:
