@@ -9,10 +9,12 @@ from time import monotonic
 import pytest
 
 from rollmux.runtime.engine.http import engine
+from rollmux.runtime.engine.http.counter import Counter
+from rollmux.runtime.engine.http.wire import Heard
 from rollmux.runtime.engine.requests import FinishReason
 from tests.runtime.engine_http.fake_machine import greedy
 from tests.runtime.engine_http.fake_server import FakeServer
-from tests.runtime.engine_http.rigs import BOTH, PATIENT, PROMPT, all_ended, request, rig, run
+from tests.runtime.engine_http.rigs import BOTH, PATIENT, PROMPT, all_ended, grown, request, rig, run
 
 ANSWER = greedy("base", PROMPT, 12)
 
@@ -68,6 +70,24 @@ def test_an_owner_who_was_away_finds_nothing_cut(dialect: str, monkeypatch: pyte
         away_s = 1000.0
         ended = all_ended(it.engine)
     assert {each.reason for each in ended.values()} == {FinishReason.LENGTH}
+
+
+def test_an_owner_who_is_interrupted_loses_nothing_of_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    hear = Counter.hear
+
+    def interrupted(counter: Counter, heard: Heard, version: int, parking: bool = False) -> None:
+        if counter.live["r"].tokens:
+            monkeypatch.setattr(Counter, "hear", hear)
+            raise KeyboardInterrupt
+        hear(counter, heard, version, parking)
+
+    with rig("vllm") as it:
+        it.engine.submit(request())
+        monkeypatch.setattr(Counter, "hear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            grown(it.engine, 12)
+        assert all_ended(it.engine)["r"].response.tokens == greedy("base", PROMPT, 12)
+        assert it.engine.gauges().recomputed_tokens == 0
 
 
 @BOTH

@@ -7,6 +7,7 @@ Invariants: as the seam says, with one exception: a response that was broken off
 as one that was not, but the same tokens only if it is greedy (see docs/design/engine_http.md).
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -28,7 +29,7 @@ from rollmux.runtime.engine.http.settings import Settings
 from rollmux.runtime.engine.http.sse import Events
 from rollmux.runtime.engine.http.weights import FromDisk, source
 from rollmux.runtime.engine.http.whole import Shapes, require_whole, vocabulary_in, weights_in
-from rollmux.runtime.engine.http.wire import Opening, Server, Stream, Wire
+from rollmux.runtime.engine.http.wire import Heard, Opening, Server, Stream, Wire
 from rollmux.runtime.engine.requests import Event, FinishReason, Generated, GenerationRequest, Unfinished
 from rollmux.runtime.engine.seam import Begun, Gauges
 from rollmux.runtime.engine.versions import require_adoptable, require_newer, require_permitted
@@ -60,6 +61,7 @@ class HttpEngine:
         self._canary: Canary | None = None
         self._shapes: Shapes = {}  # of all weights, once a folder with them was readable here
         self._vocabulary = settings.vocabulary
+        self._notes: deque[Heard] = deque()  # taken from the wire, and not heard yet
         self._counter = Counter(settings, self._check, monotonic, dialect.spare)
         self._wire = Wire(server, settings.inbox)
         self._life = Life(self._wire, dialect, memory)
@@ -313,12 +315,14 @@ class HttpEngine:
 
     def _listen(self, wait_s: float, parking: bool = False) -> bool:
         """Takes what was heard; returns whether there was anything."""
-        notes = self._wire.take(wait_s)
-        for heard in notes:
-            self._counter.hear(heard, self._version, parking)
-        if len(notes) >= self._settings.inbox:
+        self._notes += self._wire.take(0.0 if self._notes else wait_s)
+        count = len(self._notes)
+        while self._notes:
+            self._counter.hear(self._notes[0], self._version, parking)
+            self._notes.popleft()  # only now: if Ctrl-C comes before, it is heard again, and nothing comes of that
+        if count >= self._settings.inbox:
             self._counter.listen_anew()  # the inbox may have had no room for what others said
-        return bool(notes)
+        return bool(count)
 
     def probe(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
         """All are -1, which is no model's token, if the answer is not sound."""
