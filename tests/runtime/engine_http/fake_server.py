@@ -123,6 +123,8 @@ class _Handler(BaseHTTPRequestHandler):
             if address.path in state.faults.lost_answers:
                 state.faults.lost_answers.discard(address.path)
                 raise Hangup
+            if (late := state.faults.late_answers.pop(address.path, None)) is not None:
+                late.wait(10.0)
             self._answer(status, answer)
             if status == 500:  # who asks over this connection again, and is not too late for it, gets no answer
                 select([self.connection], [], [], BROKEN_S)

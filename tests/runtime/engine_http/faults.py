@@ -4,6 +4,7 @@ Sources: the end of docs/design/engine_http.md.
 """
 
 from dataclasses import dataclass, field
+from threading import Event
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Faults:
     knows_no_session: bool = False  # an older SGLang: weights just come
     asserts_session: bool = False  # SGLang of about 0.5.14 ends where today's refuses what is out of order
     lost_answers: set[str] = field(default_factory=set)  # done, but the answer to the next one is lost
+    late_answers: dict[str, Event] = field(default_factory=dict)  # done, but the answer to the next one waits for this
     slow_s: float = 0.0  # each answer takes so long
     knows_no_version: bool = False  # an older server
     knows_no_modes: bool = False  # an older vLLM: each pause aborts

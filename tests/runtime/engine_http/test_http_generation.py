@@ -252,6 +252,19 @@ def test_one_answer_about_the_version_is_for_all_who_wait_for_it() -> None:
         assert 1 <= it.server.calls.count("GET /weight_info") - before < 10
 
 
+def test_a_late_answer_about_the_version_before_an_update_fails_nobody_after_it() -> None:
+    late = threading.Event()
+    with rig("vllm") as it:
+        it.server.faults.late_answers["/weight_info"] = late
+        it.engine.submit(request())
+        it.engine.step()
+        assert eventually(lambda: not it.server.faults.late_answers)
+        it.engine.update(1, {"path": "/weights/1"})
+        it.engine.step()
+        late.set()
+        assert all_ended(it.engine)["r"].response.tokens == greedy("/weights/1", PROMPT, 12)
+
+
 @BOTH
 def test_a_connection_whose_response_is_over_takes_the_next_one(dialect: str) -> None:
     with rig(dialect) as it:
@@ -280,6 +293,16 @@ def test_close_leaves_no_thread_and_no_connection(dialect: str) -> None:
         with pytest.raises(EngineClosed):
             it.engine.submit(request())
     assert eventually(lambda: threading.active_count() <= before)
+
+
+@BOTH
+def test_close_tells_the_server_what_it_need_not_go_on_with(dialect: str) -> None:
+    with rig(dialect, token_s=0.003) as it:
+        for n in range(3):
+            it.engine.submit(request(f"r{n}", 400))
+        grown(it.engine, 3)
+        it.engine.close()
+        assert sum(call.startswith("POST /abort_request") for call in it.server.calls) == 3
 
 
 def test_no_server_is_an_error_and_leaves_no_thread() -> None:

@@ -201,6 +201,7 @@ class HttpEngine:
         self._empty(keep_tokens=begun is not Begun.REFUSE)
         self._life.update(version, weights)
         self._version = version
+        self._wire.ask_anew()
         self._shapes = self._shapes or shapes
         self._canary = None
         if goes_on:

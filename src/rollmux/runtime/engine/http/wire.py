@@ -159,6 +159,10 @@ class Wire:
         asyncio.run_coroutine_threadsafe(self._follow(opening, stream), self._loop)
         return stream
 
+    def ask_anew(self) -> None:
+        """From now on no attempt takes the answer to a question that was asked before: it may tell of old weights."""
+        self._loop.call_soon_threadsafe(setattr, self, "_asking", None)
+
     def tell(self, call: Call) -> None:
         """Sends a call without waiting. For mere courtesies: whether they are heard makes no difference."""
         asyncio.run_coroutine_threadsafe(self._told(call), self._loop)
@@ -204,7 +208,7 @@ class Wire:
 
     async def _told(self, call: Call) -> None:
         with suppress(ServerFailed):
-            await self._asked_apart(call)
+            await self._asked(call, self._server.call_s)
 
     async def _asked_for_all(self, call: Call) -> Reply:
         """Asks once for all attempts that wait. Asked by each, this took half the time of many short responses."""
@@ -214,7 +218,8 @@ class Wire:
         return await asyncio.shield(self._asking)
 
     def _answered(self, asking: "asyncio.Task[Reply]") -> None:
-        self._asking = None
+        if asking is self._asking:
+            self._asking = None
 
     async def _asked_apart(self, call: Call) -> Reply:
         stream = Stream(self._loop, self._streams)
