@@ -1,6 +1,7 @@
 """A server that behaves: everything that the seam promises, over a real socket, in the words of both servers."""
 
 import json
+import math
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -312,18 +313,43 @@ def test_no_server_is_an_error_and_leaves_no_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:9", "htp://a", "http://", "http://a:99999", "http://a\n", "http://[::1", None]
+    "url",
+    [
+        "127.0.0.1:9",
+        "htp://a",
+        "http://",
+        "http://a:99999",
+        "http://a\n",
+        "http://[::1",
+        None,
+        "http://a:8000/v1",
+        "http://a/v1/",
+    ],
 )
 def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidSpec, match=r"server\.url"):
         Server(url)
+    Server("http://gateway/v1/models-of-mine")
+
+
+@pytest.mark.parametrize("name", ["connect_s", "call_s"])
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, None, "9"])
+def test_a_time_in_which_nothing_can_be_answered_is_refused_at_once(name: str, seconds: float) -> None:
+    with pytest.raises(InvalidSpec, match=rf"server\.{name}"):
+        Server("http://a", **{name: seconds})
 
 
 @pytest.mark.parametrize("value", [None, 3, "a\n", " a", "\u00fc"])
 def test_a_header_that_can_not_be_sent_is_refused_and_not_told(value: str) -> None:
     with pytest.raises(InvalidSpec, match="'Authorization'"):
         Server("http://a", {"Authorization": value})
-    Server("http://a", {"Authorization": "Bearer a-b_c"})
+    Server("http://a", {"Authorization": "Bearer a-b_c", "X-Team_1": ""})
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:", "a\n", "\u00fc", 3])
+def test_a_header_of_which_the_name_can_not_be_sent_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSpec, match=r"server\.headers"):
+        Server("http://a", {name: "value"})
 
 
 @BOTH

@@ -5,6 +5,7 @@ A `close` whose wait was interrupted goes on, and the next `close` waits for it.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from rollmux.checks import Checks
+from rollmux.checks import MAX_SECONDS, Checks
 from rollmux.runtime.engine.http.calls import Call, Piece, Reply
 from rollmux.runtime.engine.http.errors import ServerFailed, ServerRefused
 from rollmux.runtime.engine.http.inbox import Inbox
@@ -25,6 +26,7 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # with these the same 
 # which it answered that something broke, and the next call over it would have no answer.
 ALONE = {"connection": "close"}
 KEPT_S = 2.0  # both servers close a connection that is idle for 5 s, and a call just then has no answer
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # what the name of one may be
 Answer = TypeVar("Answer")
 Key = tuple[str, int]  # a request and the attempt at it
 
@@ -42,10 +44,14 @@ class Server:
         """Refuses settings that no waiting would cure."""
         checks = Checks("server")
         if not _is_address(self.url):
-            checks.report("url", self.url, "like http://machine:8000", "write it with http:// or https://")
+            remedy = "write it with http:// or https://, and without /v1"
+            checks.report("url", self.url, "like http://machine:8000", remedy)
         for name, value in self.headers.items():
-            if not (isinstance(value, str) and value.isascii() and value.isprintable() and value == value.strip()):
-                checks.report("headers", name, "of letters, digits and signs", "give its value as a text of one line")
+            if not _is_header(name, value):
+                remedy = "give a name without spaces, and its value as a text of one line"
+                checks.report("headers", name, "of letters, digits and signs", remedy)
+        for name in ("connect_s", "call_s"):
+            checks.number(name, getattr(self, name), 1e-3, MAX_SECONDS, "give seconds")
         checks.require()
 
 
@@ -282,7 +288,14 @@ def _is_address(url: str) -> bool:
     except (httpx.InvalidURL, TypeError):
         return False
     port = 80 if found.port is None else found.port
-    return found.scheme in ("http", "https") and bool(found.host) and 0 < port < 2**16
+    is_base = not found.path.rstrip("/").endswith("/v1")  # which clients of OpenAI's interface want at the end
+    return found.scheme in ("http", "https") and bool(found.host) and 0 < port < 2**16 and is_base
+
+
+def _is_header(name: object, value: object) -> bool:
+    if not (isinstance(name, str) and isinstance(value, str)):
+        return False
+    return bool(_HEADER.fullmatch(name)) and value.isascii() and value.isprintable() and value == value.strip()
 
 
 def _this_task() -> "asyncio.Task[Any]":
