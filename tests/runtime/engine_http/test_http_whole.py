@@ -47,8 +47,6 @@ def test_weights_are_those_of_all_files_that_a_server_would_read(tmp_path: Path)
     write(tmp_path / "left", ("adapter.weight",))
     (tmp_path / "left" / "model-0.safetensors").rename(tmp_path / "shards" / "consolidated.safetensors")
     assert weights_in(shards) == shapes(*NAMES)
-    (tmp_path / "shards" / "model-1.safetensors").unlink()  # as the writing of the next one leaves it
-    assert weights_in(shards) == shapes(*NAMES[:2])
     assert weights_in("/nowhere") == weights_in(str(tmp_path)) == weights_in("somebody/model") == {}
 
 
@@ -96,6 +94,17 @@ def test_a_folder_whose_writing_was_broken_off_is_refused(tmp_path: Path) -> Non
     (tmp_path / "broken" / INDEX).write_text("[]")
     with pytest.raises(UpdateRefused, match="can't be read as safetensors"):
         require_whole(folder, shapes(*NAMES))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_folder_without_a_file_that_its_index_names_is_refused_whatever_it_is_compared_with(
+    left: int, tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "part", NAMES[:2], NAMES[2:], index=True)
+    for number in range(left, 2):
+        (tmp_path / "part" / f"model-{number}.safetensors").unlink()
+    with pytest.raises(UpdateRefused, match=rf"names {4 - 2 * left} weights that no file has \(.*: write it anew"):
+        require_whole(folder, {})
 
 
 def test_what_is_one_with_another_need_not_be_there(tmp_path: Path) -> None:

@@ -26,10 +26,12 @@ def weights_in(folder: str) -> Shapes:
     place, found = Path(folder), dict[str, tuple[int, ...]]()
     try:
         index = place / INDEX
-        files = set(json.loads(index.read_bytes())["weight_map"].values()) if index.exists() else None
+        file_of = json.loads(index.read_bytes())["weight_map"] if index.exists() else {}
         for file in sorted(place.glob("*.safetensors")):
-            if file.name in files if files is not None else not file.name.startswith(OTHERS):
+            if file.name in file_of.values() if file_of else not file.name.startswith(OTHERS):
                 found |= _weights_in_file(file)
+        if lacking := sorted(file_of.keys() - found.keys()):
+            raise ValueError(f"{INDEX} names {len(lacking)} weights that no file has ({_named(lacking)})")
     except OSError:
         return {}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
