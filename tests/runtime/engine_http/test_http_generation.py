@@ -336,7 +336,7 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, None, "9"])
 def test_a_time_in_which_nothing_can_be_answered_is_refused_at_once(name: str, seconds: float) -> None:
     with pytest.raises(InvalidSpec, match=rf"server\.{name}"):
-        Server("http://a", **{name: seconds})
+        replace(Server("http://a"), **{name: seconds})
 
 
 @pytest.mark.parametrize("value", [None, 3, "a\n", " a", "\u00fc"])

@@ -175,6 +175,8 @@ def test_new_weights_take_over_between_two_tokens_and_meet_no_old_keys(
         engine.update(1)
     with pytest.raises(UpdateRefused, match="say RECOMPUTE"):
         engine.update(1, begun=Begun.KEEP)
+    with pytest.raises(UpdateRefused, match="version 0 is not above 0"):
+        engine.update(0, begun=Begun.RECOMPUTE)
     engine.update(1, None if in_place else weights("new"), Begun.RECOMPUTE)
     engine.resume()
     asked = [request("again"), request("longer", prompt=PROMPT + had)]

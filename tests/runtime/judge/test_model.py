@@ -4,6 +4,7 @@ ROLLMUX_TEST_DEVICE says."""
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -334,6 +335,33 @@ def test_a_task_that_is_no_text_of_the_models_does_not_spoil_its_pass() -> None:
     assert "none to this tokenizer" in str(half)
     assert f"the model has {judge.vocabulary} tokens" in str(beyond)
     judge.close()
+
+
+TAKEN = JudgeTask("{it}", {"it": "\x05"}, {"\x07": 1.0, "\x08": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        (replace(TAKEN, fields={"it": ""}), "has no token"),
+        (replace(TAKEN, answers={"\x07": 1.0, "none": 0.0}), "has no token"),
+        (replace(TAKEN, answers={"\x07": 1.0, "\x07\x08": 0.0}), "begins with another one"),
+        (replace(TAKEN, answers={"\x07": 1.0, "seven": 0.0}), "are the same"),
+        (replace(TAKEN, fields={"it": "\x05" * 129}), "129 tokens with the answer: must be at most 128"),
+        (replace(TAKEN, fields={"it": "\x05" * 127}, answers={"\x07": 1.0, "\x08" * 3: 0.0}), "129 tokens"),
+    ],
+)
+def test_a_task_that_the_model_does_not_take_is_told_why_and_the_others_are_judged(
+    judge: ModelJudge, task: JudgeTask, why: str
+) -> None:
+    def encode(text: str, special: bool) -> list[int]:
+        return {"none": [], "seven": [7]}.get(text, [*text.encode()])
+
+    longest = replace(TAKEN, fields={"it": "\x05" * 127}, answers={"\x07": 1.0, "\x08\x08": 0.0})
+    first, refused, last = TextJudge(judge, encode).said([TAKEN, task, longest])
+    assert why in str(refused)
+    wanted = (Question((5,), ((7,), (8,))), Question((5,) * 127, ((7,), (8, 8))))
+    assert [first, last] == [pytest.approx(told(model(), each), abs=1e-4) for each in wanted]
 
 
 @on_processors
