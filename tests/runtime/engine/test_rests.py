@@ -425,16 +425,21 @@ def test_what_new_weights_draw_again_rests_anew(model: Any) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("how", ["asleep", "told other weights"])
+@pytest.mark.parametrize("how", ["asleep", "told other weights", "gone on", "gone on from elsewhere"])
 def test_an_engine_elsewhere_remembers_nobody_of_whom_nothing_rests_there(how: str, model: Any) -> None:
-    """Who goes on with another worker meanwhile is never cancelled here."""
+    """Who goes on with another worker meanwhile, or for the last time, is never cancelled here."""
     place = Place(lambda version: slots(model, PLENTY, version))
     engine = EngineElsewhere(place)
-    turn(engine, FIRST)
+    last = replace(goes_on(FIRST, turn(engine, FIRST)), rests=False)
     if how == "asleep":
         engine.suspend()
-    else:
+    elif how == "told other weights":
         engine.update(1)
+    elif how == "gone on":
+        turn(engine, last)
+    else:
+        engine.adopt([Unfinished(last, Generated())])
+        finished(engine)
     called: list[str] = []
     place.lives[0].before_send = called.append
     engine.cancel(["one"])

@@ -152,9 +152,11 @@ class EngineElsewhere:
 
     def adopt(self, unfinished: Iterable[Unfinished], mixed: bool = False) -> None:
         adopted = tuple(unfinished)
-        self._hear_the_end_of({each.request.id for each in adopted})
+        names = {each.request.id for each in adopted}
+        self._hear_the_end_of(names)
         self._call("adopt", adopted, mixed)
         self._known.update((each.request.id, Growing.of(each)) for each in adopted)
+        self._resting -= names
 
     def update(self, version: int, weights: Mapping[str, Any] | None = None, begun: Begun = Begun.REFUSE) -> None:
         """The new weights draw again what was drawn ahead and told to nobody, even if its response is over.
