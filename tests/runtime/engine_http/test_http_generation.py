@@ -332,11 +332,10 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     Server("http://gateway/v1/models-of-mine")
 
 
-@pytest.mark.parametrize("name", ["connect_s", "call_s"])
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, None, "9"])
-def test_a_time_in_which_nothing_can_be_answered_is_refused_at_once(name: str, seconds: float) -> None:
-    with pytest.raises(InvalidSpec, match=rf"server\.{name}"):
-        replace(Server("http://a"), **{name: seconds})
+def test_a_time_in_which_nothing_can_be_answered_is_refused_at_once(seconds: float) -> None:
+    with pytest.raises(InvalidSpec, match=r"server\.connect_s .*\n.*server\.call_s "):
+        Server("http://a", connect_s=seconds, call_s=seconds)
 
 
 @pytest.mark.parametrize("value", [None, 3, "a\n", " a", "\u00fc"])
