@@ -15,6 +15,7 @@ from rollmux.runtime.engine.http import HttpEngine, Server, ServerFailed, Server
 from rollmux.runtime.engine.http.calls import Call, Reply
 from rollmux.runtime.engine.http.wire import Wire
 from rollmux.runtime.engine.requests import Ended, FinishReason, Generated, Grown, Unfinished
+from tests.runtime.engine_http import fake_server
 from tests.runtime.engine_http.fake_machine import VOCABULARY, draw, greedy
 from tests.runtime.engine_http.fake_server import FakeServer
 from tests.runtime.engine_http.rigs import (
@@ -294,6 +295,26 @@ def test_close_leaves_no_thread_and_no_connection(dialect: str) -> None:
         with pytest.raises(EngineClosed):
             it.engine.submit(request())
     assert eventually(lambda: threading.active_count() <= before)
+
+
+def test_a_server_that_can_not_be_told_of_a_cancelled_request_stops_as_nobody_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(fake_server.ROUTES, "/abort_requests")
+    with rig("vllm", token_s=0.05) as it:
+        it.engine.submit(request(count=400))
+        grown(it.engine, 1)
+        it.engine.cancel(["r"])
+        assert eventually(lambda: not it.server.machine.running)
+
+
+@BOTH
+def test_a_proxy_that_the_environment_names_is_not_asked(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with rig(dialect, replace(PATIENT, ready_s=1.0)) as it:
+        assert run(it.engine, request()).reason is FinishReason.LENGTH
 
 
 @BOTH

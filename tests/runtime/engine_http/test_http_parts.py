@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollmux.errors import InvalidSpec
-from rollmux.runtime.engine.http import ServerRefused, Settings, Unsound, Vllm
+from rollmux.runtime.engine.http import ServerRefused, Settings, Unsound, Vllm, reading
 from rollmux.runtime.engine.http.calls import Attempt, Piece
 from rollmux.runtime.engine.http.counter import Counter
 from rollmux.runtime.engine.http.live import Live
@@ -260,3 +260,9 @@ def test_news_of_an_attempt_that_was_given_up_changes_nothing() -> None:
     counter.hear(Heard(("r", 2), Piece((5,), (-1.0,), 1)), 0)
     assert [type(event) for event in counter.told()] == [Grown]
     loop.close()
+
+
+@pytest.mark.parametrize("found", [-1, 1.0, True, "1", None, [1]])
+def test_a_count_that_is_none_is_not_counted_with(found: object) -> None:
+    with pytest.raises(ValueError, match="completion_tokens: a count was expected"):
+        reading.count("completion_tokens", found)
