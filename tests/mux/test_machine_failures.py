@@ -1,6 +1,7 @@
 """The whole machine when jobs fail, nodes go and leases run out."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_machine import OVERDUE
 from rollmux.mux.cluster_state import Rules
+from rollmux.mux.group import Group
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.invariants import check_seat
 from rollmux.mux.job import JobSpec, PhaseKind, PhaseSpec, Tail
@@ -185,16 +187,11 @@ def test_a_job_cancelled_while_it_is_stopped_for_another_reason_ends() -> None:
 # -- nodes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cluster", "gone_after_s", "company"), [(ELASTIC, 900.0, 0), (ELASTIC, 2000.0, 1), (FINITE, 900.0, 1)]
-)
-def test_a_job_that_lost_its_node_goes_where_it_keeps_what_is_left_of_its_slo(
-    cluster: Cluster, gone_after_s: float, company: int
-) -> None:
-    """It has 5,600 s for 20 iterations, and did 10 in 2,600 s. Beside B it takes more than 209 s for each of the rest.
-
-    Where there is no other place, or no place helps any more, it is put like a newcomer, and does not wait.
-    """
+def back_in_line(
+    cluster: Cluster, other: tuple[float, float], done_s: float, gone_after_s: float
+) -> tuple[World, Group]:
+    """A has 5,600 s for 20 iterations, and did 10 in so many before it lost its node. The group in which it is then,
+    with the other or without."""
     world = World(cluster, Rules(compaction=False))
     if cluster is FINITE:
         for node in ("rollout-0", "rollout-1", "train-0", "train-1"):
@@ -205,15 +202,53 @@ def test_a_job_that_lost_its_node_goes_where_it_keeps_what_is_left_of_its_slo(
     assert record.placement is not None
     (node,) = record.placement.rollout
     world.tell(ev.NodeCordoned(node))
-    world.run(job("B", rollout=PhaseSpec(105.0, 1), train=PhaseSpec(120.0, 1), slo=3.0, iterations=500))
+    rollout, train = (PhaseSpec(seconds, 1) for seconds in other)
+    world.run(job("B", rollout=rollout, train=train, slo=3.0, iterations=500))
     record.progress.rolled = record.progress.trained = record.progress.synced = 10
-    record.progress.since = world.now = 2600.0
+    record.progress.since = world.now = done_s
     world.tell(ev.NodeLost(node))
     world.tell(STOPPED, gone_after_s)
-    state = world.machine.state
-    group = state.groups[record.group_id]
+    return world, world.machine.state.groups[record.group_id]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gone_after_s", "company"), [(ELASTIC, 900.0, 0), (ELASTIC, 2000.0, 1), (FINITE, 900.0, 1)]
+)
+def test_a_job_that_lost_its_node_goes_where_it_keeps_what_is_left_of_its_slo(
+    cluster: Cluster, gone_after_s: float, company: int
+) -> None:
+    """Beside B it takes more than the 209 s that it has for each of the rest.
+
+    Where there is no other place, or no place helps any more, it is put like a newcomer, and does not wait.
+    """
+    world, group = back_in_line(cluster, (105.0, 120.0), 2600.0, gone_after_s)
     assert len(group.members) == 1 + company
-    assert (group.id in state.strained) == bool(company)
+    assert (group.id in world.machine.state.strained) == bool(company)
+
+
+def test_a_job_that_lost_its_node_is_not_put_where_it_would_use_up_what_it_had_gained() -> None:
+    """It has 358 s for each of the rest. Beside B it would take 310, more than the 280 that it may as a newcomer."""
+    _, group = back_in_line(ELASTIC, (190.0, 120.0), 2000.0, 10.0)
+    assert [member.job.id for member in group.members] == ["A"]
+
+
+def test_a_job_that_lost_its_node_is_let_ahead_if_what_is_left_of_it_is_done_before_the_first_in_line_starts() -> None:
+    world = World(FINITE, Rules(compaction=False))
+    for node in ("rollout-0", "rollout-1", "train-0", "train-1"):
+        world.tell(ev.NodeJoined(node, node.partition("-")[0]))
+    a = job("A", rollout=PhaseSpec(80.0, 1), train=PhaseSpec(20.0, 1), slo=1.05, iterations=100)
+    world.run(a, replace(a, id="B", iterations=50))
+    world.tell(ev.JobSubmitted(job("wide", rollout=PhaseSpec(50.0, 2), train=PhaseSpec(50.0, 2), slo=1.05, priority=5)))
+    record = world.record("A")
+    assert record.placement is not None
+    (node,) = record.placement.rollout
+    record.progress.rolled = record.progress.trained = record.progress.synced = 99
+    record.progress.since = world.now
+    world.tell(ev.NodeLost(node))
+    world.tell(STOPPED)
+    assert world.machine.state.backlog == ["wide", "A"]
+    world.tell(ev.NodeJoined(node, "rollout"))
+    assert world.machine.state.backlog == ["wide"]
 
 
 def test_a_job_whose_node_is_lost_before_it_comes_gets_other_nodes_at_once() -> None:

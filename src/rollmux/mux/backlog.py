@@ -37,9 +37,11 @@ class Left(NamedTuple):
         return max(0.0, self.iterations * iteration_s - self.elapsed_s)
 
 
-def _newcomer(job: JobSpec) -> Left:
-    at_most_s = None if job.iterations is None else job.cold_start_s + job.ramp_s + job.iterations * job.limit_s
-    return Left(job.iterations, 0.0, at_most_s)
+def _in_line(job: JobSpec, known: Left | None) -> Left:
+    """For a job in line: one that has lost its place may have done most of its work, a newcomer none."""
+    left = job.iterations if known is None else known.iterations
+    at_most_s = None if left is None else job.cold_start_s + job.ramp_s + left * job.limit_s
+    return Left(left, 0.0, at_most_s)
 
 
 Remaining = Mapping[str, Left]
@@ -70,7 +72,8 @@ def run_cycle(snapshot: Snapshot, queue: Sequence[JobSpec], outlook: Callable[[]
     if head is None:
         return Cycle(tuple(decisions), None)
     # 2. When the first in line would start if nobody else were let in.
-    remaining = {**outlook(), **{job.id: _newcomer(job) for job in queue}}
+    known = outlook()
+    remaining = {**known, **{job.id: _in_line(job, known.get(job.id)) for job in queue}}
     start_s = expected_start_s(head, snapshot, remaining, policy)
     # 3. The jobs behind the first, if the first starts no later because of them.
     if start_s < inf:
