@@ -68,7 +68,12 @@ attempt(
 
 @pytest.mark.parametrize(
     "how",
-    ["os.truncate(secret, 0)", "os.open(shown, os.O_TRUNC)", "libc.open(os.fsencode(shown), os.O_TRUNC)"],
+    [
+        "os.truncate(secret, 0)",
+        "os.open(shown, os.O_TRUNC)",
+        "libc.open(os.fsencode(shown), os.O_TRUNC)",
+        "os.open(secret, os.O_TRUNC | os.O_ACCMODE)",
+    ],
 )
 @pytest.mark.parametrize("version", [1, 2, 3])
 def test_files_are_not_cut_off_where_landlock_of_a_kernel_before_6_2_alone_protects_them(

@@ -17,12 +17,17 @@ HEADERS = {
 
 
 def verdict(
-    table: Table, number: int, *arguments: int, architecture: int | None = None, socket_pairs: bool = True
+    table: Table,
+    number: int,
+    *arguments: int,
+    architecture: int | None = None,
+    socket_pairs: bool = True,
+    truncate: bool = True,
 ) -> int:
     """What the filter says of a call."""
     chosen = table.architecture if architecture is None else architecture
     data = struct.pack("=IIQ6Q", number, chosen, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
-    lines = list(struct.iter_unpack("=HBBI", filter_program(table, socket_pairs)))
+    lines = list(struct.iter_unpack("=HBBI", filter_program(table, socket_pairs, truncate)))
     loaded = place = 0
     while True:
         code, if_true, if_false, value = lines[place]
@@ -128,6 +133,17 @@ def test_no_memory_is_taken_that_counts_as_nobodys(machine: str) -> None:
         assert verdict(table, mmap, 0, 4096, 3, how) == EPERM
     for size in (0, 21 << 26, 30 << 26):
         assert verdict(table, mmap, 0, 1 << 30, 3, private | anonymous | huge_pages | size) == EPERM
+
+
+@pytest.mark.parametrize("machine", TABLES)
+def test_what_is_not_opened_to_be_written_is_not_cut_off(machine: str) -> None:
+    numbers, cut_off = TABLES[machine].numbers, 0x200
+    for number, before in [(numbers[name], flags) for name, flags in (("open", 1), ("openat", 2)) if name in numbers]:
+        for mode, expected in enumerate((EPERM, ALLOW, ALLOW, EPERM)):
+            how = (*(0,) * before, mode | cut_off)
+            assert verdict(TABLES[machine], number, *how, truncate=False) == expected
+            assert verdict(TABLES[machine], number, *how) == ALLOW
+            assert verdict(TABLES[machine], number, *(0,) * before, mode, truncate=False) == ALLOW
 
 
 @pytest.mark.parametrize("machine", TABLES)

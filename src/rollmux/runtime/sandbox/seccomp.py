@@ -75,7 +75,7 @@ _HUGE_PAGES = 0x40000
 _SHARED, _ANONYMOUS, _KIND_OF_MAPPING = 0x1, 0x20, 0xF
 
 _OPENING = (("open", 1), ("openat", 2))  # and which of its arguments are the flags
-_TRUNCATED, _TO_BE_WRITTEN = 0x200, 0x3  # O_TRUNC, and what is 0 in the flags of a file that is only read
+_TRUNCATED, _MODE = 0x200, 0x3  # O_TRUNC; the mode is 1 or 2 to write, and with 3 Landlock asks for no right at all
 _UNIX, _STREAM, _PACKETS = 1, 1, 5  # the pairs of sockets that a program may make
 _KIND = 0xF  # masks a socket's kind, without the flags beside it
 
@@ -164,10 +164,11 @@ def _memory_that_counts_alone(number: int) -> list[bytes]:
 
 
 def _no_cutting_off(number: int, flags: int) -> list[bytes]:
-    """Refuses to open a file that is only read, and cut off all the same."""
+    """Refuses to open a file that is not to be written, and cut off all the same."""
     checked = [
-        *(_line(_LOAD, _ARGUMENTS_AT + 8 * flags), _line(_MASK, _TRUNCATED | _TO_BE_WRITTEN)),
-        *(_line(_EQUAL, _TRUNCATED, 0, 1), _refuse(errno.EPERM), _line(_RETURN, _ALLOW)),
+        *(_line(_LOAD, _ARGUMENTS_AT + 8 * flags), _line(_MASK, _TRUNCATED | _MODE)),
+        *(_line(_EQUAL, _TRUNCATED, 1, 0), _line(_EQUAL, _TRUNCATED | _MODE, 0, 1)),
+        *(_refuse(errno.EPERM), _line(_RETURN, _ALLOW)),
     ]
     return [_line(_EQUAL, number, 0, len(checked)), *checked]
 
