@@ -150,18 +150,19 @@ def test_tensors_that_have_left_by_half_come_back(budget: Budget, monkeypatch: p
     assert all(torch.equal(tensor, torch.arange(1000.0)) for tensor in state.values())
 
 
-@pytest.mark.parametrize("what", ["resident", "visitor", "read-only visitor"])
+@pytest.mark.parametrize("what", ["resident", "resident for the first time", "visitor", "read-only visitor"])
 def test_an_offload_that_was_interrupted_while_tensors_left_is_ended_by_the_next(
     budget: Budget, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     state: dict[str, Tensor] = {name: torch.arange(1_000_000.0) for name in "abc"}
     memory = CpuMemory()
     moved: Resident | Visitor
-    if what == "resident":
+    if what.startswith("resident"):
         moved = Resident(state, name="half", budget=budget, memory=memory)
-        moved.offload()
     else:
         moved = Visitor(lambda: state, name="half", memory=memory, read_only=what == "read-only visitor")
+    if what == "resident":
+        moved.offload()
     moved.load()
     if what != "read-only visitor":
         for tensor in state.values():
@@ -180,6 +181,8 @@ def test_an_offload_that_was_interrupted_while_tensors_left_is_ended_by_the_next
             moved.offload()
     moved.offload()
     assert memory.resident_bytes() == 0
+    if what.startswith("resident"):
+        assert not any(tensor.numel() for tensor in state.values())
     moved.load()
     assert all(torch.equal(tensor, before[name]) for name, tensor in state.items())
     moved.close()

@@ -175,6 +175,11 @@ class OnDevice:
         self._is_freed = False
         self.require_freed()
 
+    @property
+    def is_there(self) -> bool:
+        """Whether any of it is on the device: an interrupted `vacate` may have left some, even if all was elsewhere."""
+        return self.flat is not None or any(tensor.numel() for tensor in self._tensors.values())
+
     def _let_go(self) -> Storages:
         """Each piece of memory that the state is in, once, with its size."""
         if self.flat is not None and self._settled:

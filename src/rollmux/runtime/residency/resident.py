@@ -169,7 +169,7 @@ class Resident:
         require_fit(notes)
         with self._lock:
             if not self._loaded:
-                if self.device.flat is not None:  # it was interrupted while it left
+                if self.device.is_there:  # it was interrupted while it left
                     self.device.vacate()
                 self.device.require_freed()
                 self._clear_away()
