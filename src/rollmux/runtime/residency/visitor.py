@@ -53,22 +53,20 @@ class Visitor:
     def offload(self) -> None:
         """Moves it home and gives the device's memory back. An error other than NotFreed leaves it on the device."""
         with self._lock:
-            if not self._visiting:
+            if not self.is_here:
                 self._device.require_freed()
                 return
             if self._device.watched:
                 self._device.require_unchanged()
             self._bring_home()
             self._device.unwatch()  # home has all of it
-            try:
-                self._device.vacate((self._layout, self._home))
-            finally:
-                self._visiting = self._device.flat is not None
+            self._visiting = False  # if it is interrupted from here on, it is in neither place as a whole
+            self._device.vacate((self._layout, self._home))
 
     @property
     def is_here(self) -> bool:
-        """Whether it is on the device."""
-        return self._visiting
+        """Whether any of it is on the device."""
+        return self._device.flat is not None
 
     @property
     def nbytes(self) -> int:
