@@ -191,6 +191,28 @@ def test_an_offload_that_was_interrupted_while_tensors_left_is_ended_by_the_next
     moved.close()
 
 
+def test_a_visit_that_was_interrupted_while_tensors_came_is_ended_by_an_offload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state: dict[str, Tensor] = {name: torch.arange(1_000_000.0) for name in "abc"}
+    memory, real = CpuMemory(), Layout.view
+    visitor = Visitor(lambda: state, name="half", memory=memory)
+
+    def view(layout: Layout, place: Place, flat: Tensor) -> Tensor:
+        if place.name == "b":
+            raise KeyboardInterrupt
+        return real(layout, place, flat)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Layout, "view", view)
+        with pytest.raises(KeyboardInterrupt):
+            visitor.load()
+    visitor.offload()
+    assert memory.resident_bytes() == 0
+    assert all(torch.equal(tensor, torch.arange(1_000_000.0)) for tensor in state.values())
+    visitor.close()
+
+
 def half_empty(state: dict[str, Tensor]) -> None:
     state["a"].data = torch.empty(0)
     raise KeyboardInterrupt

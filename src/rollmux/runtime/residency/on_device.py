@@ -105,9 +105,10 @@ class OnDevice:
 
     def bind(self, layout: Layout, flat: Tensor) -> None:
         """The state is in `flat` from now on; its values may still be on their way there."""
+        # First: if it is interrupted, some of it is there.
+        self.flat, self._layout, self._guard, self._settled = flat, layout, None, True
         for place in layout.places:
             self._tensors[place.name].data = layout.view(place, flat)
-        self.flat, self._layout, self._guard, self._settled = flat, layout, None, True
         self._left = False
 
     def leave(self) -> None:
