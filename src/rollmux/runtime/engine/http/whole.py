@@ -27,8 +27,9 @@ def weights_in(folder: str) -> Shapes:
     try:
         index = place / INDEX
         file_of = json.loads(index.read_bytes())["weight_map"] if index.exists() else {}
+        files = set(file_of.values())
         for file in sorted(place.glob("*.safetensors")):
-            if file.name in file_of.values() if file_of else not file.name.startswith(OTHERS):
+            if file.name in files if files else not file.name.startswith(OTHERS):
                 found |= _weights_in_file(file)
         if lacking := sorted(file_of.keys() - found.keys()):
             raise ValueError(f"{INDEX} names {len(lacking)} weights that no file has ({_named(lacking)})")
