@@ -328,6 +328,25 @@ def test_memory_that_others_held_goes_back_to_the_device_once_they_have_let_go(
     moved.close()
 
 
+def test_what_was_allocated_while_others_held_a_state_s_memory_is_not_taken_for_it(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a first offload the state is in no piece that the driver knows, and torch's books are everybody's."""
+    gpu = on_a_fake(monkeypatch)
+    state = gpu.put(some(1))
+    resident = Resident(state, name="a", budget=budget, memory=CudaMemory(torch.device("cuda")))
+    view = state["w"][:3].detach()
+    with pytest.raises(NotFreed, match="others still hold"):
+        resident.offload()
+    del view
+    other = gpu.put(some(2))
+    for _ in range(2):
+        resident.offload()
+    assert gpu.reserved == gpu.allocated()
+    del other
+    resident.close()
+
+
 @pytest.mark.parametrize("has_driver", [True, False], ids=["the driver tells", "torch's books tell"])
 def test_what_others_take_while_copies_are_under_way_is_theirs(
     budget: Budget, monkeypatch: pytest.MonkeyPatch, has_driver: bool

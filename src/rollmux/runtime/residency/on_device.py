@@ -40,6 +40,7 @@ class OnDevice:
         self._left = False
         self._leaked: Storages = []
         self._is_freed = True  # the device has said that it has back what was let go of
+        self._is_late = False  # others held that for a while
         self.look()
 
     def _leaves(self) -> list[Leaf]:
@@ -173,7 +174,7 @@ class OnDevice:
         self._leaked += _held(let_go)
         if self._leaked:
             self._leaked = _held(self._leaked)
-        self._is_freed = False
+        self._is_freed = self._is_late = False
         self.require_freed()
 
     @property
@@ -200,10 +201,13 @@ class OnDevice:
         if self.leaked_bytes:
             gc.collect()  # frees what only a cycle of dead objects holds
         if self.leaked_bytes:
+            self._is_late = True
             what = f"{shown(self.leaked_bytes)} of the device's memory"
             remedy = "drop views of the state, graphs and outputs that hold it, before the phase ends"
             raise NotFreed(f"{self.name!r} is on the host, but others still hold {what} that it was in; {remedy}")
         if not self._is_freed:
+            if self._is_late:
+                self.memory.expect(0, None)  # what was allocated meanwhile would count as what was not freed
             self.memory.release()
             self._is_freed = True
 
