@@ -466,6 +466,44 @@ def test_without_a_controller_state_comes_once_though_who_entered_first_was_give
     assert engine.moves == ["load"]
 
 
+@pytest.mark.parametrize("closed", ["before its turn came", "after its turn came"])
+def test_a_task_whose_loop_has_gone_while_it_waited_keeps_no_nodes(closed: str) -> None:
+    world, engine, over = World(), Engine(), Event()
+
+    async def wait() -> None:
+        async with mux.phase("rollout", state=engine):
+            raise AssertionError("its loop has gone")
+
+    with world.connect(job_data("a"), wait_s=0.05) as mux:
+        loop = asyncio.new_event_loop()
+        with held(world, over):
+            task = loop.create_task(wait())
+            loop.run_until_complete(asyncio.sleep(0.05))
+            if closed == "before its turn came":
+                loop.close()
+            over.set()
+        soon(lambda: not entering())
+        loop.close()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        if closed == "after its turn came":
+            assert engine.here
+            del task
+            gc.collect()
+        soon(lambda: engine.moves == ["load", "offload"])
+        with mux.phase("rollout", state=engine):
+            assert engine.here
+
+
+def test_a_task_of_no_loop_of_asyncio_is_not_let_in() -> None:
+    """Its library would not wait for what asyncio does."""
+    with World().connect(job_data("a")) as mux:
+        rollout = mux.phase("rollout")
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            rollout.__aenter__().send(None)
+        with rollout:
+            pass
+
+
 def test_state_that_was_to_stay_is_loaded_again_where_the_word_of_the_end_was_broken_off() -> None:
     world, engine, broken = World(), Engine(), Event()
 

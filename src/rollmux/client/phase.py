@@ -37,13 +37,14 @@ log = logging.getLogger("rollmux")
 
 
 class _Entry:
-    """A thread enters an asynchronous context, whose task may be cancelled meanwhile.
+    """A thread enters an asynchronous context, whose task may be cancelled or thrown away meanwhile.
 
     The stint belongs to the entry until the context is entered: the phase may be entered anew while the stint of a
     cancelled entry is on its way out.
     """
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()  # raises if another library runs the task, which would not wait
         self.stint: Stint | None = None
         self._is_in = self._abandoned = False
         self._lock = Lock()
@@ -52,13 +53,17 @@ class _Entry:
         """Whether the task still waits for this stint, which is about to begin."""
         with self._lock:
             self.stint = stint
-            return not self._abandoned
+            return self._is_awaited
 
     def arrives(self) -> bool:
         """The stint has begun; False if the task no longer waits for it."""
         with self._lock:
-            self._is_in = not self._abandoned
+            self._is_in = self._is_awaited
             return self._is_in
+
+    @property
+    def _is_awaited(self) -> bool:
+        return not (self._abandoned or self._loop.is_closed())
 
     def abandon(self) -> bool:
         """The task was cancelled: True if the stint had just begun, so that the task must end it itself."""
@@ -154,9 +159,9 @@ class Phase:
         entry = _Entry()
         try:
             await _in_thread(partial(self._enter, entry))
-        except asyncio.CancelledError as cancelled:
+        except (asyncio.CancelledError, GeneratorExit) as given_up:  # the latter where the loop has gone
             if entry.abandon() and entry.stint is not None:
-                await _in_thread(partial(entry.stint.fail, cancelled))
+                await _in_thread(partial(entry.stint.fail, given_up))
             raise
         self._stint = entry.stint
         return self
