@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from threading import Barrier, Condition, Event
+from threading import Barrier, Condition, Event, Thread
 from time import sleep
 from typing import Any
 
@@ -340,6 +340,35 @@ def test_a_tail_moves_together_and_a_rollout_that_began_beside_it_grows() -> Non
 def held_by(world: World, job: str) -> tuple[str, ...]:
     (weave,) = world.machine.state.weaves.values()
     return weave.seats[job].lanes[PhaseKind.ROLLOUT].held
+
+
+def test_an_order_for_which_no_thread_could_be_started_is_carried_out_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, crowd, begun, short_done = World(lease_s=0.6), Crowd(), Event(), Event()
+    refused, start = [""], Thread.start
+
+    def scarce(thread: Thread) -> None:
+        if thread.name == "rollmux-pause" and refused:
+            refused.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(Thread, "start", scarce)
+    with world.connect(long_job()) as mux, world.connect(short_job()) as other:
+        work = Work(mux)
+
+        def hurry() -> None:
+            assert begun.wait(3.0)
+            with other.phase("rollout"):
+                short_done.set()
+
+        crowd.start(hurry)
+        with mux.phase("rollout"):
+            begun.set()
+            work.run(short_done.is_set)
+            soon(lambda: work.calls == ["pause", "resume"])
+        crowd.join()
+        assert not refused
+        assert world.record("long").progress.rolled == 1
 
 
 def test_nodes_that_come_while_the_state_is_moved_in_are_told_once_the_work_has_begun() -> None:

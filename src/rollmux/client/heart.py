@@ -63,7 +63,10 @@ class Heart(Thread):
                 link.leases_last(orders.lease_s)
             seen, self._held = orders.version, orders.held
             link.stop = orders.stop
-            self._follow(orders, epochs, parked)
+            try:
+                self._follow(orders, epochs, parked)
+            except Exception:  # no thread can be started just now, say: the next answer tells the same again
+                log.exception("job %s could not follow its orders", link.job)
 
     def _alive(self) -> tuple[int, ...]:
         """Leases that this process works under, and leases granted to it that it has not taken up yet: the answer that

@@ -64,9 +64,9 @@ def _start(stint: Stint, name: str, now: Held, carry_out: Callable[[], None]) ->
         order = (now.epoch, f"{name} {now.nodes}" if name == "extend" else name)
         if order in stint.heeded or name not in stint.link.hooks:
             return
+        Thread(target=_carry_out, args=(stint, carry_out), name=f"rollmux-{name}", daemon=True).start()
         stint.heeded.add(order)
         stint.heeding += 1
-    Thread(target=_carry_out, args=(stint, carry_out), name=f"rollmux-{name}", daemon=True).start()
 
 
 def _carry_out(stint: Stint, carry_out: Callable[[], None]) -> None:
