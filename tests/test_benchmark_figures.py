@@ -1,5 +1,6 @@
 """The arithmetic of the benchmarks: goals, ratios, moments, pairs, and how a run becomes a row."""
 
+import asyncio
 from argparse import Namespace
 from dataclasses import replace
 from random import Random
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from benchmarks import fluid, paper_tables
 from benchmarks import replay as replay_benchmark
-from benchmarks.figures import parts, reported
+from benchmarks.figures import parts, reported, sandbox_overhead
 from benchmarks.figures.goals import Goal, growth, per_dollar, spread, told
 from benchmarks.figures.over_optimum import LONG_H, MAX_GROUP, Moment, Whole, moment_paid, usd_per_hour, whole_paid
 from benchmarks.figures.pairs import job_a, micro_benchmark, slowdowns, unsaid_s
 from benchmarks.figures.trace import TraceRun, run_trace
 from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.runtime.sandbox import Cause, Ended
 from rollmux.sim.limits import pinned_bound
 from rollmux.sim.replay import Fidelity
 from rollmux.sim.sweep import Case, Figures, Interval
@@ -236,3 +238,12 @@ def test_each_size_is_replayed_both_ways_and_many_jobs_are_held_to_their_goal_at
     got = replay_benchmark.Measured(100.0, 0.1, 10.0, 0.5, 1000, 10**8, 10**7)
     goals = replay_benchmark.goals_of(dict.fromkeys(every, got))
     assert [(goal.limit, goal.met) for goal in goals] == [(2.0, False), (180.0, True), (2.0, False)]
+
+
+def test_sandboxed_runs_that_fail_at_once_are_no_runs_a_second() -> None:
+    class Broken:
+        async def run(self, *_: object) -> Ended:
+            return Ended(Cause.BROKEN, 0, b"", b"", 0.0, 0.0, 0, "no more processes")
+
+    with pytest.raises(RuntimeError, match="no more processes"):
+        asyncio.run(sandbox_overhead.throughput(Broken(), 4, 2))  # type: ignore[arg-type]

@@ -103,11 +103,14 @@ async def per_s(run: Callable[[int], Awaitable[object]], runs: int, at_once: int
 
 
 async def throughput(sandbox: Sandbox, runs: int, at_once: int) -> tuple[float, float]:
-    """Of the sandbox, and of bare processes."""
+    """Of the sandbox, and of bare processes. A run that fails is no run: it may take no time at all."""
 
     async def held(number: int) -> object:
         source, stdin = PROGRAMS[number % len(PROGRAMS)]
-        return await sandbox.run(Program(source, stdin=stdin), RunLimits())
+        ended = await sandbox.run(Program(source, stdin=stdin), RunLimits())
+        if not ended.succeeded:
+            raise RuntimeError(f"one of several runs at once has failed: {ended}")
+        return ended
 
     async def fresh(number: int) -> object:
         source, stdin = PROGRAMS[number % len(PROGRAMS)]
