@@ -7,6 +7,7 @@ from threading import Barrier, Condition, Event, Thread
 from time import sleep
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -443,6 +444,25 @@ def test_a_job_that_is_to_end_hears_it_when_it_asks_and_leaves_its_nodes_to_othe
     with pytest.raises(Stopped):
         script()
     assert world.ended("a") == "cancelled"
+
+
+def test_a_job_that_the_controller_no_longer_knows_hears_at_work_that_this_will_not_count() -> None:
+    world, unknown, told = World(lease_s=0.6), Event(), list[str]()
+
+    def way(request: httpx.Request) -> httpx.Response:
+        if unknown.is_set():
+            return httpx.Response(404, json={"error": "there is no job a", "problems": []})
+        return world.handle(request)
+
+    mux = world.connect(job_data("a"), transport=httpx.MockTransport(way))
+    mux.runtime_hook("lost")(told.append)
+    phase = mux.phase("rollout").__enter__()
+    unknown.set()
+    soon(lambda: told == ["there is no job a"])
+    assert phase.lost == mux.stop_reason == "there is no job a"
+    with pytest.raises(Stopped, match="there is no job a"):
+        phase.__exit__(None, None, None)
+    mux.close()
 
 
 def test_a_job_that_waits_for_its_turn_hears_that_it_is_to_end() -> None:

@@ -52,8 +52,9 @@ class Heart(Thread):
                 orders = link.send("listen", listen, Orders, wait_s=wait_s, unless=partial(self._require, epochs))
             except _Outdated:
                 continue
-            except CallRefused as refused:
+            except CallRefused as refused:  # this process is no longer known: what it does counts no more
                 link.stop = str(refused)
+                self._follow(Orders(seen, link.attempt, stop=link.stop), epochs, parked)
                 return
             except Unreachable:  # for long, or as the wire closes: the job's calls say so
                 link.wire.closing.wait(PAUSE_S)
