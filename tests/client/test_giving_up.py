@@ -335,6 +335,33 @@ def test_a_phase_is_not_entered_while_its_body_is_at_work_in_another_thread() ->
         assert world.said("a", Said.FAILED) == []
 
 
+def test_a_phase_that_ends_as_another_thread_would_enter_it_ends_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, crowd, begun, over, begin = World(), Crowd(), Event(), Event(), Stint.begin
+
+    def hold() -> None:
+        with rollout:
+            begun.set()
+            assert over.wait(5.0)
+
+    def late(stint: Stint) -> None:
+        if current_thread() is main_thread():
+            over.set()
+            crowd.join()
+        begin(stint)
+
+    monkeypatch.setattr(Stint, "begin", late)
+    with world.connect(job_data("a")) as mux:
+        rollout = mux.phase("rollout")
+        crowd.start(hold)
+        assert begun.wait(3.0)
+        with pytest.raises(AlreadyCommitted):
+            rollout.__enter__()
+        assert world.record("a").progress.rolled == 1
+        monkeypatch.undo()
+        with mux.phase("train"):
+            pass
+
+
 def test_a_sync_that_a_rollout_began_with_that_was_given_up_is_asked_for_once() -> None:
     world, asks = World(), list[Ask]()
 

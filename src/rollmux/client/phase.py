@@ -124,13 +124,12 @@ class Phase:
         return Phase(self._mux, self._kind, self._state, self._iteration)
 
     def __enter__(self) -> "Phase":
-        before, stint = self._stint, self._mux.open_stint(self._kind, self._state, self._iteration)
-        self._stint = stint
+        stint = self._mux.open_stint(self._kind, self._state, self._iteration)
         if stint is not None:
             try:
                 stint.begin()
+                self._stint = stint  # only now: until then another thread's may be at work, which ends meanwhile
             except BaseException as error:  # Ctrl-C may come at any point: nobody else would end the stint
-                self._stint = before  # a refused entry does not disturb the stint that is at work
                 stint.fail(error)
                 raise
         return self
