@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
-from threading import Event
+from threading import Event, Thread
 from time import sleep
 from typing import Any
 
@@ -356,6 +356,24 @@ def test_who_is_refused_does_not_disturb_who_is_at_work() -> None:
         assert phase.nodes
     assert world.record("a").progress.rolled == 1
     mux.close()
+
+
+def test_a_phase_for_whose_end_no_thread_can_be_started_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, engine, start = World(), Engine(), Thread.start
+
+    def scarce(thread: Thread) -> None:
+        if thread.name == "rollmux-phase" and engine.here:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async def work() -> None:
+        async with mux.phase("rollout", state=engine):
+            assert engine.here
+
+    monkeypatch.setattr(Thread, "start", scarce)
+    with world.connect(job_data("a")) as mux:
+        asyncio.run(work())
+        assert world.record("a").progress.rolled == 1
 
 
 def test_a_phase_whose_loop_has_gone_gives_its_nodes_back() -> None:

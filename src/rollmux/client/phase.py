@@ -160,7 +160,7 @@ class Phase:
             await _in_thread(partial(self._enter, entry))
         except (asyncio.CancelledError, GeneratorExit) as given_up:  # the latter where the loop has gone
             if entry.abandon() and entry.stint is not None:
-                await _in_thread(partial(entry.stint.fail, given_up))
+                await _in_thread(partial(entry.stint.fail, given_up), or_here=True)
             raise
         self._stint = entry.stint
         return self
@@ -177,12 +177,15 @@ class Phase:
         stint, self._stint = self._stint, None
         if stint is not None and self._mux.is_own:
             stint.leave_off()
-            await _in_thread(partial(self._end, stint, error))
+            await _in_thread(partial(self._end, stint, error), or_here=True)
             self._hear(stint, error)
 
 
-async def _in_thread(work: Callable[[], None]) -> None:
-    """Runs the work in a thread and waits for it. If the wait is given up, the work goes on; its errors are logged."""
+async def _in_thread(work: Callable[[], None], *, or_here: bool = False) -> None:
+    """Runs the work in a thread and waits for it. If the wait is given up, the work goes on; its errors are logged.
+
+    `or_here`: where no thread can be started the work holds up the loop, as it must be done.
+    """
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:  # the loop is gone: Python throws the unfinished task away
@@ -209,7 +212,12 @@ async def _in_thread(work: Callable[[], None]) -> None:
         else:
             over.set_result(error)
 
-    Thread(target=run, name="rollmux-phase", daemon=True).start()
+    try:
+        Thread(target=run, name="rollmux-phase", daemon=True).start()
+    except RuntimeError:
+        if not or_here:
+            raise
+        run()
     error = await over
     if error is not None:
         try:
