@@ -143,8 +143,10 @@ def test_runs_are_kept_and_the_rest_begins_with_the_weights_of_its_seed(tmp_path
     with path.open("a") as file:
         file.write('{"key": "half a li')
     assert kept(path) == {first.key: run}
+    keep(path, cases[1], run)
+    assert list(kept(path)) == [first.key, cases[1].key]
     left = list(missing_of(cases, kept(path)))
-    assert [case for case, _ in left] == cases[1:]
+    assert [case for case, _ in left] == cases[2:]
     for case, given_weights in left:
         assert all((given_weights[name] == weight).all() for name, weight in warmed(case.job).items())
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from os import truncate
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter, process_time
@@ -193,9 +194,12 @@ def asked(parts: Parts, case: Case, steps: int) -> Worth:
 
 
 def kept(path: Path) -> dict[str, Run]:
-    """The runs of earlier calls, by key. Half a line is a run that was not kept."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    read = [json.loads(line) for line in lines if line.endswith("\n")]
+    """The runs of earlier calls, by key. Half a line is a run that was not kept: it goes, or the next would join it."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        truncate(path, len(whole))
+    read = [json.loads(line) for line in whole.splitlines()]
     return {each["key"]: Run.from_plain(each["run"]) for each in read}
 
 
