@@ -335,6 +335,31 @@ def test_a_phase_is_not_entered_while_its_body_is_at_work_in_another_thread() ->
         assert world.said("a", Said.FAILED) == []
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_state_that_comes_knows_the_nodes_of_its_phase(is_async: bool) -> None:
+    world, told = World(), list[tuple[object, ...]]()
+
+    class Where:
+        def load(self) -> None:
+            told.append((phase.nodes, phase.epoch))
+
+        def offload(self) -> None: ...
+
+    async def entered() -> None:
+        async with phase:
+            told.append((phase.nodes, phase.epoch))
+
+    with world.connect(job_data("a")) as mux:
+        phase = mux.phase("rollout", state=Where())
+        if is_async:
+            asyncio.run(entered())
+        else:
+            with phase:
+                told.append((phase.nodes, phase.epoch))
+        assert phase.nodes == ()
+    assert told[0] == told[1] != ((), 0)
+
+
 def test_a_phase_that_ends_as_another_thread_would_enter_it_ends_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
     world, crowd, begun, over, begin = World(), Crowd(), Event(), Event(), Stint.begin
 

@@ -23,6 +23,7 @@ from rollmux.client.residency import State
 from rollmux.client.stint import Stint
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
+from rollmux.protocol.messages import Held
 
 if TYPE_CHECKING:
     from rollmux.client.mux import Mux
@@ -80,23 +81,30 @@ class Phase:
     def __init__(self, mux: "Mux", kind: PhaseKind, state: State, iteration: int | None) -> None:
         self._mux, self._kind, self._state, self._iteration = mux, kind, state, iteration
         self._stint: Stint | None = None
+        self._coming: Stint | None = None  # it has yet to begin, but may have its lease: its state is told the nodes
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that the phase holds; none without a controller."""
-        lease = self._stint.lease if self._stint is not None else None
+        lease = self._lease
         return lease.nodes if lease is not None else ()
 
     @property
     def epoch(self) -> int:
         """The number of the lease that the phase has now, higher than that of any lease before; 0 without a lease."""
-        lease = self._stint.lease if self._stint is not None else None
+        lease = self._lease
         return lease.epoch if lease is not None else 0
 
     @property
     def lost(self) -> str:
         """Why the work will not count, if that is known before its end."""
-        return self._stint.lost if self._stint is not None else ""
+        stint = self._stint or self._coming
+        return stint.lost if stint is not None else ""
+
+    @property
+    def _lease(self) -> Held | None:
+        stint = self._stint or self._coming
+        return stint.lease if stint is not None else None
 
     def __call__(self, body: Callable[P, R]) -> Callable[P, R]:
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
@@ -126,12 +134,15 @@ class Phase:
     def __enter__(self) -> "Phase":
         stint = self._mux.open_stint(self._kind, self._state, self._iteration)
         if stint is not None:
+            self._coming = stint
             try:
                 stint.begin()
                 self._stint = stint  # only now: until then another thread's may be at work, which ends meanwhile
             except BaseException as error:  # Ctrl-C may come at any point: nobody else would end the stint
                 stint.fail(error)
                 raise
+            finally:
+                self._coming = None
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -169,7 +180,11 @@ class Phase:
         stint = self._mux.open_stint(self._kind, self._state, self._iteration)
         if stint is None or not entry.begins(stint):
             return
-        stint.begin()
+        self._coming = stint
+        try:
+            stint.begin()
+        finally:
+            self._coming = None
         if not entry.arrives():
             stint.fail(asyncio.CancelledError("cancelled while it waited"))
 
