@@ -6,6 +6,7 @@ version of RollMux and the same content of its files. Results depend only on the
 
 import json
 import os
+import signal
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import closing
@@ -15,7 +16,6 @@ from hashlib import sha256
 from math import atan, cos, pi, sin, sqrt
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from signal import SIG_BLOCK, SIG_DFL, SIG_UNBLOCK, SIGINT, pthread_sigmask, signal
 from statistics import fmean, stdev
 from threading import Thread
 
@@ -150,11 +150,11 @@ def _finished(cases: Sequence[Case], workers: int) -> Generator[tuple[Case, Figu
         return
     executor = ProcessPoolExecutor(min(workers, len(cases)), get_context("spawn"), initializer=_begin_work)
     try:
-        pthread_sigmask(SIG_BLOCK, {SIGINT})  # workers are born deaf to it: they would print where they were just then
+        _hear_interrupts(False)  # workers are born deaf to them: they would print where they were just then
         try:
             futures = {executor.submit(run_case, case): case for case in cases}
         finally:
-            pthread_sigmask(SIG_UNBLOCK, {SIGINT})
+            _hear_interrupts(True)
         for future in as_completed(futures):
             yield futures[future], future.result()
     finally:
@@ -163,9 +163,15 @@ def _finished(cases: Sequence[Case], workers: int) -> Generator[tuple[Case, Figu
 
 def _begin_work() -> None:
     """Prepares a worker: it ends silently at an interrupt, which its parent reports, and ends with its parent."""
-    signal(SIGINT, SIG_DFL)
-    pthread_sigmask(SIG_UNBLOCK, {SIGINT})
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _hear_interrupts(True)
     Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _hear_interrupts(now: bool) -> None:
+    """Whether this thread, and processes that it starts, hear interrupts. Not every system can be deaf to them."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK if now else signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _end_with_parent() -> None:
