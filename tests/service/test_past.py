@@ -97,4 +97,4 @@ def test_people_see_hours_dollars_and_what_was_saved(there: Served) -> None:
     assert "5 of 5" in text
     assert "finished" in text
     assert "with each job on its own" in text
-    assert "there is no bill of a job 'nobody'" in said(there, "bill", "nobody", fails=True)
+    assert "there is no job 'nobody'" in said(there, "bill", "nobody", fails=True)

@@ -65,7 +65,7 @@ def bill(
     if not job:
         show(found, as_json, _table(found.jobs), _total(found))
         return
-    require_name("bill of a job", job, tuple(each.job for each in found.jobs))
+    require_name("job", job, tuple(each.job for each in found.jobs))
     mine = next(each for each in found.jobs if each.job == job)
     show(mine, as_json, _table((mine,)))
 
