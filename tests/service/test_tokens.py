@@ -153,9 +153,10 @@ def test_what_can_be_no_token_is_told_so(token: str) -> None:
         (["caf\udce9"], "must be 1 to 200 printable characters"),
         (["bob", "--tenant", "a\nb"], "must be 1 to 200 printable characters"),
         ([""], "must be 1 to 200 printable characters"),
-        (["bob", "--days", "nan"], "must be from 0 to 36500"),
-        (["bob", "--days", "1e300"], "must be from 0 to 36500"),
-        (["bob", "--days", "-1"], "must be from 0 to 36500"),
+        (["bob", "--days", "nan"], "must be above 0, and at most 36500"),
+        (["bob", "--days", "1e300"], "must be above 0, and at most 36500"),
+        (["bob", "--days", "-1"], "must be above 0, and at most 36500"),
+        (["bob", "--days", "0"], "must be above 0, and at most 36500"),
         (["bob", "--admin", "--tenant", "ops"], "give one of the two"),
     ],
 )

@@ -218,8 +218,9 @@ def _require_sound(name: str, tenant: str, lasts_s: float | None) -> None:
         for path, value in {"name": name, "tenant": tenant}.items()
         if not (value.isprintable() and 0 < len(value) <= LONGEST_NAME)
     ]
-    if lasts_s is not None and not 0 <= lasts_s <= LONGEST_S:
-        problems.append(Problem("days", lasts_s / DAY_S, f"from 0 to {LONGEST_S / DAY_S:.0f}", "leave it out"))
+    if lasts_s is not None and not 0 < lasts_s <= LONGEST_S:
+        limit = f"above 0, and at most {LONGEST_S / DAY_S:.0f}"
+        problems.append(Problem("days", lasts_s / DAY_S, limit, "leave it out"))
     if problems:
         raise InvalidSpec("token", tuple(problems))
 
