@@ -18,6 +18,7 @@ from rollmux.service.tokens import Caller, Role, TokenExists, Tokens, TokensUnre
 from tests.forking import forks
 
 AT_ONCE = 4
+NOBODY = 65534
 
 
 def tokens(folder: Path) -> Tokens:
@@ -72,6 +73,32 @@ def test_where_the_file_is_damaged_what_was_known_holds_and_nothing_is_changed(
     assert running.revoke("ann")
     assert running.caller(token) is None
     assert running.names() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_root_makes_in_the_folder_of_a_controller_can_be_read_by_its_user(tmp_path: Path) -> None:
+    """As root, `rollmux token` took the file of tokens away from a service with a user of its own."""
+    os.chown(tmp_path, NOBODY, NOBODY)
+    done = CliRunner().invoke(app, ["token", "create", "ann", "--folder", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    owners = {path.name: (path.stat().st_uid, path.stat().st_gid) for path in tmp_path.iterdir()}
+    assert owners == {"secret": (NOBODY, NOBODY), "tokens.json": (NOBODY, NOBODY)}
+
+
+def test_where_the_file_is_not_to_be_read_what_was_known_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = tokens(tmp_path)
+    token = running.create("ann", Role.TENANT, "ann")
+    assert running.caller(token)
+    running.path.unlink()
+    running.path.mkdir()  # which nobody can read as a file, not even root
+    for _ in range(3):
+        assert running.caller(token)
+        assert running.caller("another") is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    with pytest.raises(TokensUnreadable, match=r"tokens\.json can't be read \(Is a directory\): give it to the user"):
+        running.names()
 
 
 def test_a_controller_does_not_start_with_damaged_tokens(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -63,7 +63,7 @@ class TokenExists(RollmuxError):
 
 
 class TokensUnreadable(RollmuxError):
-    """The file that holds the tokens is damaged."""
+    """The file that holds the tokens is damaged, or is not this user's to read."""
 
 
 class Tokens:
@@ -145,7 +145,7 @@ class Tokens:
         return hmac.new(self._secret, claim.encode(), sha256).hexdigest()
 
     def _refresh(self, strictly: bool = False) -> None:
-        """Takes over what the file says. If it is damaged, the tokens known before stay; if `strictly`, this raises."""
+        """Takes over what the file says. If it can't be read, what was known stays; if `strictly`, this raises."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -153,13 +153,13 @@ class Tokens:
             return
         seen = (found.st_mtime_ns, found.st_ino)
         if seen != self._seen:
-            known = _entries(self.path)
-            if known is None:
-                damaged = f"{self.path} is damaged: put back what it was, or remove it and make new tokens"
+            try:
+                known = _entries(self.path)
+            except TokensUnreadable as error:
                 if strictly or self._seen == (0, 0):
-                    raise TokensUnreadable(damaged)
+                    raise
                 if seen != self._told:
-                    log.error("%s; until then those that were known hold", damaged)
+                    log.error("%s; until then those that were known hold", error)
                 self._told = seen
                 return
             self._learn(known, seen)
@@ -174,14 +174,19 @@ class Tokens:
         self._known = known
 
 
-def _entries(path: Path) -> Entries | None:
-    """What a file of tokens holds; None if it is damaged."""
+def _entries(path: Path) -> Entries:
+    """What a file of tokens holds."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: Entries = json.loads(path.read_text(encoding="utf-8"))
         whole = all(each.keys() == _FIELDS and Role(each["role"]) for each in found.values())
+    except OSError as error:
+        remedy = "give it to the user that the controller runs as"
+        raise TokensUnreadable(f"{path} can't be read ({error.strerror}): {remedy}") from error
     except (ValueError, AttributeError, TypeError):
-        return None
-    return found if whole else None
+        whole = False
+    if not whole:
+        raise TokensUnreadable(f"{path} is damaged: put back what it was, or remove it and make new tokens")
+    return found
 
 
 def _good(known: Entries) -> Entries:
@@ -251,10 +256,15 @@ def _secret(path: Path) -> bytes:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Writes a file that only its owner can read: all of it or nothing."""
+    """Writes a file that only its owner can read: all of it or nothing. What root writes is the folder's owner's, as
+    whom the controller runs."""
     new = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            if os.geteuid() == 0:
+                about = path.parent.stat()
+                with suppress(OSError):  # not every file system lets root give files away
+                    os.fchown(file.fileno(), about.st_uid, about.st_gid)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
