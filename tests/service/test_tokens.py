@@ -137,6 +137,25 @@ def test_a_start_that_broke_off_while_it_made_its_token_leaves_nothing_in_the_wa
     assert tokens(tmp_path).caller(made) == Caller(Role.ADMIN, "admin")
 
 
+def test_a_start_makes_the_token_of_this_machine_s_commands_anew_where_it_was_revoked(tmp_path: Path) -> None:
+    """Or where the file of tokens was removed, as is advised if that is damaged."""
+    made = [serve.admin_token(tmp_path, tokens(tmp_path))]
+    assert tokens(tmp_path).revoke("admin")
+    made.append(serve.admin_token(tmp_path, tokens(tmp_path)))
+    (tmp_path / "tokens.json").unlink()
+    made.append(serve.admin_token(tmp_path, tokens(tmp_path)))
+    assert [tokens(tmp_path).caller(each) for each in made] == [None, None, Caller(Role.ADMIN, "admin")]
+    assert (tmp_path / "admin.token").read_text() == made[2]
+
+
+def test_nobody_s_token_is_replaced_that_has_the_name_of_one_that_was_revoked(tmp_path: Path) -> None:
+    serve.admin_token(tmp_path, tokens(tmp_path))
+    tokens(tmp_path).revoke("admin")
+    mine = tokens(tmp_path).create("admin", Role.ADMIN)
+    serve.admin_token(tmp_path, tokens(tmp_path))
+    assert tokens(tmp_path).caller(mine) == Caller(Role.ADMIN, "admin")
+
+
 def test_a_tenant_that_is_called_admin_keeps_its_token(tmp_path: Path) -> None:
     token = tokens(tmp_path).create("admin", Role.TENANT, "research")
     with pytest.raises(TokenExists, match="revoke it first"):
