@@ -149,7 +149,28 @@ def test_of_a_folder_that_is_mine_and_can_t_be_written_to_no_other_owner_is_advi
     """Its file system is mounted to be read, say."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     found = rights(place, place)
-    assert (found.level, found.advice) == (Level.FAIL, "another --folder")
+    assert (found.level, found.advice) == (Level.FAIL, "give another --folder")
+
+
+def test_who_can_t_make_the_folder_is_not_advised_to_take_the_whole_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`chown -R 1000 /` was the advice for a folder below the root."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = rights(tmp_path / "not" / "yet", tmp_path)
+    assert (found.level, "chown" in found.advice) == (Level.FAIL, False)
+    assert f"install -d -m 700 -o {os.getuid()} {tmp_path}/not/yet" in found.advice
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize(("user", "name"), [(65534, "nobody"), (54321, "user 54321")])
+def test_root_is_not_advised_to_take_the_folder_from_the_user_of_a_controller(
+    place: Path, user: int, name: str
+) -> None:
+    os.chown(place, user, user)
+    status, found = looked("--folder", str(place), "--port", "0")
+    assert (status, found["folder"]["found"]) == (1, f"{place} is {name}'s")
+    assert found["folder"]["advice"] == f"run this, and the controller, as {name}; or give another --folder"
 
 
 def test_a_file_where_the_folder_should_be_fails(tmp_path: Path) -> None:
@@ -195,7 +216,7 @@ def test_another_version_warns_and_a_very_different_one_fails(place: Path, versi
         status, found = looked("--folder", str(place), "--url", url)
     assert found["same version"]["level"] == level
     assert status == (level == "fail")
-    assert level == "ok" or found["same version"]["advice"].startswith(f"pip install rollmux=={version}")
+    assert level == "ok" or found["same version"]["advice"].startswith(f"install RollMux {version}, here")
 
 
 @pytest.mark.parametrize(("ahead_s", "level"), [(0.0, "ok"), (60.0, "warn"), (-60.0, "warn"), (4000.0, "fail")])

@@ -94,7 +94,7 @@ def _version(health: Health) -> Finding:
     found = f"the controller is {health.version}, this is {__version__}"
     if health.version == __version__:
         return ok(SAME_VERSION, found)
-    advice = f"pip install rollmux=={health.version}, here and where jobs run"
+    advice = f"install RollMux {health.version}, here and where jobs run"
     if health.version.split(".")[:2] == __version__.split(".")[:2]:
         return warn(SAME_VERSION, found, advice)
     return fail(SAME_VERSION, found, advice)

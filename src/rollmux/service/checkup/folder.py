@@ -1,6 +1,7 @@
 """Checks of the controller's folder: who may look into it, how much room is left, and how fast its disk is."""
 
 import os
+import pwd
 import re
 import stat
 import time
@@ -17,6 +18,11 @@ LITTLE_BYTES, LEAST_BYTES = 5 * GIB, 200 * MIB
 # Every grant waits for a write to be on the disk.
 SLOW_S, WRITES = 0.02, 15
 _ESCAPED = re.compile(rb"\\([0-7]{3})")  # how /proc/mounts writes blanks
+# What to do about a file that others may have read. The other one has hashes alone.
+_AFTERWARDS = {
+    "admin.token": ", then `rollmux token revoke admin`, and start the controller again, which makes another one",
+    "secret": ", and once no job runs remove it and start the controller again: who has read it can speak for any job",
+}
 # File systems on which other machines may not see what is locked and written here.
 SHARED = ("nfs", "cifs", "smb", "fuse.sshfs", "9p", "lustre", "glusterfs", "ceph")
 
@@ -37,19 +43,31 @@ def folder(path: Path) -> Iterator[Finding]:
 def rights(path: Path, found: Path) -> Finding:
     if not found.is_dir():
         return fail("folder", f"{found} is no folder", "give another --folder")
-    if not os.access(found, os.R_OK | os.W_OK | os.X_OK):
-        mine = found.stat().st_uid == os.getuid()  # then the folder's mode or its file system forbids it
-        remedy = "another --folder" if mine else f"chown -R {os.getuid()} {found}, or another --folder"
-        return fail("folder", f"{found} can't be written to", remedy)
-    if found != path:
+    may_write = os.access(found, os.R_OK | os.W_OK | os.X_OK)
+    if found != path and may_write:
         return ok("folder", f"{path} is not there yet, and can be made")
+    if found != path:
+        remedy = f"make it as root: install -d -m 700 -o {os.getuid()} {path}; or give another --folder"
+        return fail("folder", f"{path} is not there yet, and {found} can't be written to", remedy)
     about = path.stat()
     mode = stat.S_IMODE(about.st_mode)
     if about.st_uid != os.getuid():
-        return fail("folder", f"{path} is somebody else's", f"chown -R {os.getuid()} {path}, or another --folder")
+        whose = _name(about.st_uid)
+        return fail(
+            "folder", f"{path} is {whose}'s", f"run this, and the controller, as {whose}; or give another --folder"
+        )
+    if not may_write:  # its mode or its file system forbids it
+        return fail("folder", f"{path} can't be written to", "give another --folder")
     if mode & 0o077:
         return fail("folder", f"{path} is open to others ({mode:04o}): it holds tokens", f"chmod 700 {path}")
     return ok("folder", f"{path} is its owner's alone")
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
 
 
 def _private(path: Path) -> Iterator[Finding]:
@@ -61,8 +79,7 @@ def _private(path: Path) -> Iterator[Finding]:
         except OSError:
             continue  # it is made at the first start; `rights` tells of a folder that can't be looked into
         if mode & 0o077:
-            advice = f"chmod 600 {file}, then `rollmux token revoke` what others may have read"
-            yield fail(name, f"{file} is open to others ({mode:04o})", advice)
+            yield fail(name, f"{file} is open to others ({mode:04o})", f"chmod 600 {file}{_AFTERWARDS.get(name, '')}")
         else:
             yield ok(name, "is its owner's alone")
 
