@@ -169,6 +169,9 @@ def _parts(value: Any) -> Iterator[Any]:
 class Nobody:
     """Starts nothing: what a random job wants run is not run."""
 
+    def at_work(self) -> set[str]:
+        return set()
+
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
         return set(nodes)
 

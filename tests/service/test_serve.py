@@ -40,6 +40,7 @@ from tests.service.memory_journal import MemoryJournal
 from tests.service.running import CLUSTER, clean_env, running
 from tests.service.serving import RULES, SMALL, Served, job, served
 from tests.service.test_app import SmallDisk
+from tests.waiting import until
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -224,6 +225,23 @@ def test_a_second_controller_on_a_folder_is_refused_wherever_its_journal_is(
     with served(tmp_path), pytest.raises(CantServe, match=f"another controller uses {tmp_path}: give --folder"):
         second()
     asyncio.run(ended_at_once(second()))
+
+
+def test_a_journal_that_knows_nothing_of_jobs_at_work_is_not_theirs_and_they_are_left_alone(tmp_path: Path) -> None:
+    """Without ROLLMUX_JOURNAL, say, the journal is a file, and new: all jobs were ended without a word."""
+    wanted = Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES)
+    with served(tmp_path) as there:
+        token = there.admin
+        there.post("/v1/jobs", job("a", command=["sleep", "600"], folder=str(tmp_path)))
+        until(lambda: there.get("/v1/jobs/a")["state"] == "running")
+    with pytest.raises(CantServe, match=r"of which this journal knows nothing \(a\): start with theirs \(--journal"):
+        Service(wanted, ProcessLauncher(tmp_path), lambda _: MemoryJournal())
+    with served(tmp_path) as there:
+        found = there.get("/v1/jobs/a", token)
+        assert (found["state"], found["attempt"]) == ("running", 1)
+        there.post("/v1/jobs/a/cancel", token=token)
+        until(lambda: there.get("/v1/jobs/a", token)["state"] == "ended")
+    asyncio.run(ended_at_once(Service(wanted, ProcessLauncher(tmp_path), lambda _: MemoryJournal())))
 
 
 def test_who_finds_the_folder_still_locked_by_a_controller_that_is_going_waits_for_a_moment(tmp_path: Path) -> None:

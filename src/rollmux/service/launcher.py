@@ -76,6 +76,9 @@ OnNode = Callable[[str, bool], Awaitable[None]]
 class Launcher(Protocol):
     """Starts and ends attempts."""
 
+    def at_work(self) -> set[str]:
+        """Called before all else. Returns the jobs that an earlier life of the controller has started, not ended."""
+
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
         """Called once, before all else. Returns which of these nodes are there; later changes are told."""
 

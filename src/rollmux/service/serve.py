@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ import uvicorn
 import uvloop
 
 from rollmux.errors import RollmuxError
-from rollmux.mux.cluster_state import Rules
+from rollmux.mux.cluster_state import ClusterState, Rules
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.policies import Policy
 from rollmux.protocol.node_means import Means
@@ -132,6 +132,7 @@ class Service:
                 wanted.rules,
                 partial(require_kept, wanted.folder, wanted.means),
             )
+            _require_theirs(launcher.at_work(), self.controller.machine.state, wanted.folder)
             keep(wanted.folder, wanted.means, self.controller.machine.state)
             errands = Errands(self.controller.machine, self.controller.jobs, launcher, self._env_of)
             self.host = Host(self.controller, self.journal, errands, begins_at, time.perf_counter() - began)
@@ -281,6 +282,17 @@ def _require_known(wanted: Wanted) -> None:
                 f"jobs would look for this machine by its name, {name}, which is not known here ({error.strerror}): "
                 "say where they find it by --advertise"
             ) from error
+
+
+def _require_theirs(at_work: Collection[str], state: ClusterState, folder: Path) -> None:
+    """Raises CantServe if jobs at work are not of this journal: the controller would end them, for it wants none."""
+    strange = sorted(job for job in at_work if job not in state.jobs and job not in state.ended)
+    if strange:
+        some = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
+        remedy = (
+            "start with theirs (--journal, ROLLMUX_JOURNAL), or end their processes before, or give another --folder"
+        )
+        raise CantServe(f"jobs of {folder} are at work of which this journal knows nothing ({some}): {remedy}")
 
 
 def _tls(wanted: Wanted) -> ssl.SSLContext | None:

@@ -77,6 +77,21 @@ def test_an_attempt_that_ray_has_forgotten_is_over_when_its_nodes_have_been_swep
     played(story())
 
 
+def test_a_job_is_at_work_for_the_next_life_until_its_attempt_is_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        ray = RayModel(*NODES)
+        async with begun(tmp_path, ray):
+            pass
+        then = Life(tmp_path, ray)
+        assert then.launcher.at_work() == {"a"}
+        await then.begin()
+        await then.launcher.stop("a", 1, 0.0)
+        await then.launcher.close()
+        assert Life(tmp_path, ray).launcher.at_work() == set()
+
+    played(story())
+
+
 def test_what_an_older_job_of_its_name_has_printed_is_not_read_before_an_attempt_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,14 @@ class ProcessLauncher:
         self._kept: dict[Key, Kept] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
+    def at_work(self) -> set[str]:
+        found = set()
+        for each in self.files.all_started():
+            if not self.files.told(each.key) and (keeper := each.keeper.open()) is not None:
+                keeper.close()
+                found.add(each.key[0])
+        return found
+
     async def begin(self, on_exit: OnExit) -> set[Key]:
         """When this returns, attempts that ended meanwhile have been reported, if nothing of them is left."""
         self._on_exit = on_exit
