@@ -1,5 +1,6 @@
 """What is meant to run on Ray is remembered until it is over, by many threads at once, and not for ever."""
 
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,12 @@ def test_intents_outlive_their_controller_and_no_id_is_given_twice(tmp_path: Pat
     then.tell(mine, over=True)
     assert list(first.open()) == []
     assert Intents(tmp_path / "other").cluster != first.cluster
+
+
+def test_the_controller_s_folder_is_made_as_its_owner_s_alone(tmp_path: Path) -> None:
+    """It holds tokens, and this is the first that makes it."""
+    Intents(tmp_path / "not" / "yet")
+    assert [stat.S_IMODE((tmp_path / each).stat().st_mode) for each in ("not/yet", "not/yet/ray")] == [0o700, 0o700]
 
 
 def test_many_jobs_that_start_at_once_are_all_remembered(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ class Intents:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute() / "ray"
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in (self._folder.parent, self._folder):  # `parents` have no mode of ours, and the first holds tokens
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = Lock()  # several threads start jobs: none takes away the folder that another writes to
         self.cluster = self._cluster()
 
