@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pwd
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -149,6 +150,12 @@ def test_kuberays_token_comes_before_ones_own_and_after_what_is_named(
     assert token(by_pod) == "mounted"
     assert token(by_pod | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "named")}) == "named"
     assert token({"RAY_ENABLE_K8S_TOKEN_AUTH": "false"}) == ".ray/auth_token"
+
+
+def test_a_user_without_a_home_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a number that the system has no name for
+    assert token({}) == ""
 
 
 def test_a_token_that_is_renewed_is_read_again(tmp_path: Path) -> None:

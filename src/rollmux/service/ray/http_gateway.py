@@ -5,6 +5,7 @@ An answer that can't be read as what was asked for counts as none.
 """
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,7 +52,7 @@ def _token_file(env: Mapping[str, str]) -> Path:
         return Path(named)
     if env.get("RAY_ENABLE_K8S_TOKEN_AUTH", "").lower() in ("true", "1"):
         return K8S_TOKEN
-    return Path.home() / ".ray" / "auth_token"
+    return Path(os.path.expanduser("~/.ray/auth_token"))  # not `Path.home()`, which raises for a user without one
 
 
 class CantCall(RollmuxError):
