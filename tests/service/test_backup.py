@@ -1,5 +1,6 @@
 """A backup of a controller that runs: its journal and what lets callers in, from which another goes on."""
 
+import stat
 from pathlib import Path
 from threading import Event, Thread
 
@@ -39,6 +40,15 @@ def test_from_a_backup_another_controller_goes_on_with_all_that_was_durable_then
             jobs = another.get("/v1/cluster", token=there.admin)["jobs"]
             assert [view["job"] for view in jobs] == ["a", "b"]
         assert "a controller was started in" in refused(there, 409)  # which may be at work there
+
+
+def test_a_backup_is_its_owner_s_alone_in_a_folder_that_others_may_look_into(tmp_path: Path) -> None:
+    """In a journal are the environments of jobs; the folder may be there before, as where a disk is mounted."""
+    (tmp_path / "backup").mkdir(0o755)
+    with served(tmp_path) as there:
+        there.post("/v1/backup")
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "backup").iterdir()}
+    assert modes == dict.fromkeys(("journal.db", "secret", "tokens.json"), 0o600)
 
 
 def test_a_backup_that_cant_be_made_says_why(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ class SqliteJournal(TableJournal):
         part = to.with_name(f"{to.name}.part")
         with self._copies:
             part.unlink(missing_ok=True)
+            _make_private(part)
             try:
                 with closing(sqlite3.connect(part)) as copied:
                     copied.execute("PRAGMA synchronous=OFF")  # it is synced below, where no write waits for that
