@@ -251,15 +251,16 @@ def test_a_step_whose_line_has_no_room_is_told_and_the_run_goes_on(
     assert runner.invoke(app, call).exit_code == 0
 
 
+@pytest.mark.parametrize("name", [METRICS, SETTINGS])
 def test_a_run_that_goes_on_without_room_is_told_where_and_has_lost_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     call = ["train", job(tmp_path), "--resume", "--out", str(tmp_path / "out"), "--steps"]
     assert runner.invoke(app, [*call, "1"]).exit_code == 0
-    before, real = (tmp_path / "out" / METRICS).read_bytes(), Path.write_bytes
+    before, real = (tmp_path / "out" / name).read_bytes(), Path.write_bytes
 
     def full(path: Path, content: bytes) -> int:
-        if path.parent == tmp_path / "out":
+        if path.parent == tmp_path / "out" and path.stem == Path(name).stem:
             raise OSError(28, "No space left on device")
         return real(path, content)
 
@@ -267,8 +268,8 @@ def test_a_run_that_goes_on_without_room_is_told_where_and_has_lost_nothing(
         patched.setattr(Path, "write_bytes", full)
         done = runner.invoke(app, [*call, "2"])
     assert done.exit_code == 1, done.output
-    assert re.search(r"Error: .*metrics\.jsonl can't be written .*No space left.* continue with --resume", done.stderr)
-    assert (tmp_path / "out" / METRICS).read_bytes() == before
+    assert re.search(rf"Error: .*{name} can't be written .*No space left.* continue with --resume", done.stderr)
+    assert (tmp_path / "out" / name).read_bytes() == before
     assert runner.invoke(app, [*call, "2"]).exit_code == 0
 
 

@@ -23,7 +23,7 @@ from rollmux.trainer.checkpoints import Checkpoints
 from rollmux.trainer.device import berth_of, check_device
 from rollmux.trainer.errors import CheckpointRefused, RunExists
 from rollmux.trainer.job_file import MODEL, SETTINGS, written_job
-from rollmux.trainer.metrics import METRICS, Metrics, Tracker, record
+from rollmux.trainer.metrics import METRICS, Metrics, Tracker, record, write_anew
 from rollmux.trainer.model import export_model
 from rollmux.trainer.parts import Parts, engine_of, model_of, objective, scorer_of
 from rollmux.trainer.pooled import judge_digest
@@ -76,7 +76,7 @@ def train(
         run = _Run(job, folder, mux, roles, trackers, warmed_up)
         with closing(run.parts):
             first = run.begin(resume)
-            (folder / SETTINGS).write_text(written_job(job), encoding="utf-8")
+            write_anew(folder / SETTINGS, written_job(job).encode())
             for step in range(first, job.steps):
                 run.step(step)
             run.parts.done()

@@ -77,10 +77,7 @@ class Metrics:
         for path in self._files.values():
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             kept = [line for line in lines if line.endswith(b"\n") and _step_of(line, path) < step]
-            unfinished = path.with_suffix(".unfinished")
-            with _written(path):
-                unfinished.write_bytes(b"".join(kept))
-                unfinished.replace(path)
+            write_anew(path, b"".join(kept))
 
     def tell(self, found: Record, seconds: Record) -> None:
         step = found["step"]
@@ -95,6 +92,14 @@ class Metrics:
             file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def write_anew(path: Path, content: bytes) -> None:
+    """Replaces a file of the run as a whole: without room for the new one it stays as it was."""
+    unfinished = path.with_suffix(".unfinished")
+    with _written(path):
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
 
 
 @contextmanager
