@@ -126,7 +126,11 @@ def test_the_unit_of_systemd_starts_a_controller_whose_jobs_outlive_it(tmp_path:
     unit.read(DEPLOY / "systemd" / "rollmux.service")
     service, cluster = unit["Service"], tmp_path / "cluster.yaml"
     cluster.write_text((DEPLOY.parent / "examples" / "cluster-fixed.yaml").read_text())
-    options = served(shlex.split(service["ExecStart"])[1:], cluster)
+    program, *words = shlex.split(service["ExecStart"])
+    options = served(words, cluster)
+    assert service["Environment"].startswith(
+        f"PATH={Path(program).parent}:"
+    )  # the python of jobs: the system's has none
     assert (options["launcher"], options["log_format"].value) == ("process", "json")
     assert str(options["folder"]) == f"/var/lib/{service['StateDirectory']}"
     assert (service["KillMode"], service["OOMPolicy"]) == ("process", "continue")
