@@ -110,6 +110,22 @@ def test_a_job_has_finished_when_its_last_rank_has_left() -> None:
     assert job.ended == "finished"
 
 
+@pytest.mark.parametrize("command", [(), ("python",)], ids=["by hand", "launched"])
+def test_of_a_job_that_is_over_its_processes_are_forgotten(command: tuple[str, ...]) -> None:
+    """There may have been thousands, and the job itself is remembered for months."""
+    job = Alone(3, command=command)
+    job.attach()
+    job.leave(0)
+    live = job.controller.live("a")
+    known = live.instances, live.heard, live.left
+    assert all(known)
+    job.controller.tell(1.0, ev.JobFinished("a", 1))
+    assert not any(known)
+    for late in (0, 1):
+        job.leave(late)
+    assert not any(known)
+
+
 def test_a_phase_is_done_when_all_ranks_below_all_processes_are_also_for_a_new_controller() -> None:
     job = Alone(4, command=("torchrun",), each=2)
     job.attach()

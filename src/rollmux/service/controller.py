@@ -110,6 +110,9 @@ class Controller:
             self._wake_at = now
         if isinstance(event, ev.JobFailed) and event.job_id in self.jobs:
             self.jobs[event.job_id].over(event.attempt, event.reason)
+        job_id = getattr(event, "job_id", "")
+        if job_id in self.jobs and job_id not in self.machine.state.jobs:
+            self.jobs[job_id].begin_anew()  # it may have had thousands of processes, and is remembered for months
         self._route(commands)
         self.history.heard(now, event, commands)
         self.tally.note(event, commands)
