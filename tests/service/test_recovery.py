@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from rollmux.errors import RollmuxError
+from rollmux.errors import IllegalEvent, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux.cluster_state import Rules
@@ -16,6 +16,7 @@ from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.mux.weave import Timing
 from rollmux.protocol.job_file import Submission
 from rollmux.service.controller import Controller, Refused
+from rollmux.service.history import seen
 from rollmux.service.journal import Batch, Image, JournalDamaged
 from rollmux.service.recovery import errands_after, recover, replayed
 from tests.service.memory_journal import MemoryJournal
@@ -241,6 +242,24 @@ def test_what_may_not_have_been_done_is_done_again() -> None:
     (errand,) = errands_after(again(journal)[0])
     assert isinstance(errand, cmd.Stop)
     assert (errand.job_id, errand.attempt) == ("A", 1)
+
+
+def test_a_job_that_a_later_version_would_refuse_is_in_the_way_of_a_start_only_until_it_is_over() -> None:
+    """Else an update could never be made, as those that are over are remembered for long."""
+    journal = MemoryJournal()
+    before = running(journal)
+    journal.append(Batch(owned=tuple(replace(each, data=each.data | {"slo": 0.5}) for each in journal.owned())))
+    with pytest.raises(
+        JournalDamaged, match=r"job 'A' can't go on in this version \(job.slo = 0.5: .*\): another version"
+    ):
+        again(journal)
+    before.tell(5.0, ev.JobFinished("A", 1))
+    write(journal, before)
+    controller, _ = again(journal)
+    assert (controller.machine.state.ended, controller.jobs) == ({"A": "finished"}, {})
+    with pytest.raises(IllegalEvent, match="there has been a job 'A'"):
+        controller.submit(6.0, "team", JOB)
+    assert seen.job_bill(controller, controller.history.books.accounts["A"], 6.0, ()).how == "finished"
 
 
 def test_a_running_job_needs_nothing_again_and_one_that_ended_is_still_known() -> None:

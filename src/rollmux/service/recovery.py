@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rollmux.errors import IllegalEvent, RollmuxError
+from rollmux.errors import IllegalEvent, InvalidSpec, RollmuxError
 from rollmux.mux import commands as cmd
 from rollmux.mux import events as ev
 from rollmux.mux import image as images
@@ -21,7 +21,7 @@ from rollmux.mux.job_record import JobRecord
 from rollmux.mux.node_book import NodeState
 from rollmux.mux.policies import Policy
 from rollmux.mux.transitions import Job
-from rollmux.protocol.job_file import read_job
+from rollmux.protocol.job_file import Submission, read_job
 from rollmux.service.controller import HISTORY, Controller, Errand
 from rollmux.service.history import History
 from rollmux.service.journal import (
@@ -31,6 +31,7 @@ from rollmux.service.journal import (
     Image,
     Journal,
     JournalDamaged,
+    Owned,
     Record,
     checksum,
 )
@@ -65,18 +66,28 @@ def recover(
     machine, history, now = _play(journal, _begun_with(Cluster, head, "cluster"), policy, played_by)
     if played_by != rules:
         machine, history = _under_new_rules(journal, machine, history, now, policy, rules)
-    known = machine.state.jobs.keys() | machine.state.ended.keys()
-    owned, forgotten, came = [], [], set()
+    state, owned, forgotten, came = machine.state, [], [], set()
     for each in journal.owned():
-        if each.job_id in known:
-            owned.append((each.tenant, read_job(each.data)))
-            came |= {each.job_id} if each.came else set()
-        else:
+        if each.job_id not in state.jobs and each.job_id not in state.ended:
             forgotten.append(each.job_id)
+        elif (submission := _submission(each, is_over=each.job_id in state.ended)) is not None:
+            owned.append((each.tenant, submission))
+            came |= {each.job_id} if each.came else set()
     controller = Controller(machine, owned, history, forgotten, came)
     look(machine.state)
     _become(controller, journal, cluster, now)
     return controller, now
+
+
+def _submission(owned: Owned, *, is_over: bool) -> Submission | None:
+    """A job as it was submitted. Another version may have taken what this one would refuse: None if the job is over."""
+    try:
+        return read_job(owned.data)
+    except InvalidSpec as error:
+        if is_over:
+            return None
+        why = "; ".join(map(str, error.problems))
+        raise JournalDamaged(f"job {owned.job_id!r} can't go on in this version ({why}): {ANOTHER_VERSION}") from error
 
 
 def _become(controller: Controller, journal: Journal, cluster: Cluster, now: float) -> None:
