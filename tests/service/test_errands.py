@@ -1,4 +1,4 @@
-"""Errands at a controller's start: what a launcher tells meanwhile counts."""
+"""Errands: what a launcher tells while the controller starts counts, and so does a start that breaks off."""
 
 import asyncio
 from collections.abc import Collection
@@ -6,11 +6,19 @@ from collections.abc import Collection
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.service.errands import Errands
 from rollmux.service.host import Host
-from rollmux.service.launcher import OnExit, OnNode
+from rollmux.service.launcher import Attempt, Launcher, OnExit, OnNode
 from rollmux.service.recovery import recover
 from tests.service.fuzz import Nobody
 from tests.service.memory_journal import MemoryJournal
 from tests.service.serving import PAIR, RULES
+from tests.service.test_recovery import JOB
+
+
+def hosted(launcher: Launcher) -> Host:
+    """A new controller with this launcher."""
+    journal = MemoryJournal()
+    controller, now = recover(journal, PAIR, RollmuxPolicy(), RULES)
+    return Host(controller, journal, Errands(controller.machine, controller.jobs, launcher, lambda *_: {}), now, 0)
 
 
 class LosesOne(Nobody):
@@ -25,17 +33,45 @@ class LosesOne(Nobody):
         return set()
 
 
+class Breaks(Nobody):
+    """Every start breaks off with an error that nobody has thought of."""
+
+    def __init__(self) -> None:
+        self.stopped: list[int] = []
+
+    async def start(self, attempt: Attempt) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
+        self.stopped.append(attempt)
+
+
+def test_a_start_that_breaks_off_is_a_failure_of_which_the_owner_hears() -> None:
+    """Else the job would be about to start for ever, on nodes that others wait for."""
+
+    async def main() -> None:
+        launcher = Breaks()
+        host = hosted(launcher)
+        await host.start([])
+        await host.call(lambda now: host.controller.submit(now, "team", JOB))
+        state = host.controller.machine.state
+        async with asyncio.timeout(20):
+            while state.jobs:
+                await asyncio.sleep(0.01)
+        assert state.ended["A"].startswith("failed 3 times, at last: it could not be started (RuntimeError)")
+        assert launcher.stopped == [1, 2, 3]
+        await host.stop()
+
+    asyncio.run(main())
+
+
 def test_a_node_that_is_lost_while_the_controller_starts_stays_lost() -> None:
     """Else jobs would be sent there until they have failed for good: no later look finds that anything has changed."""
 
     async def main() -> None:
-        journal = MemoryJournal()
-        controller, now = recover(journal, PAIR, RollmuxPolicy(), RULES)
-        host = Host(
-            controller, journal, Errands(controller.machine, controller.jobs, LosesOne(), lambda *_: {}), now, 0
-        )
+        host = hosted(LosesOne())
         await host.start([])
-        assert list(controller.machine.state.book.nodes) == ["rollout-0"]
+        assert list(host.controller.machine.state.book.nodes) == ["rollout-0"]
         await host.stop()
 
     asyncio.run(main())

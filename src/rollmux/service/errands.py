@@ -93,8 +93,13 @@ class Errands:
                 await self.launcher.start(attempt)
             except LaunchFailed as error:
                 await self._told(ev.JobFailed(errand.job_id, errand.attempt, passed_on(str(error))))
-                return
-            await self._told(ev.JobStarted(errand.job_id, errand.attempt))
+            except Exception as error:  # whatever it is: else the job would have its place for ever, and do nothing
+                log.exception("job %r, attempt %d, could not be started", *attempt.key)
+                await self.launcher.stop(*attempt.key, GRACE_S)
+                why = f"it could not be started ({type(error).__name__}): the controller's log says more"
+                await self._told(ev.JobFailed(errand.job_id, errand.attempt, why))
+            else:
+                await self._told(ev.JobStarted(errand.job_id, errand.attempt))
 
     async def _stop(self, errand: cmd.Stop) -> None:
         if not self.submission(errand.job_id).command:
