@@ -1,6 +1,7 @@
 """What attempts print and what is remembered of them: readable from the end, bounded, and in its own place."""
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -159,6 +160,20 @@ def test_of_an_older_job_of_that_name_nothing_is_left_but_records_of_what_may_st
     assert {path.name for path in (tmp_path / "attempts/a").iterdir()} == {"1.started", "1.ended", "5.started"}
     Path(f"{files.log(('a', 2))}.0.log").write_text("newer\n")
     assert files.tail("a", 9) == ["newer"]
+
+
+def test_what_somebody_has_put_beside_the_files_of_attempts_is_left_alone(tmp_path: Path) -> None:
+    """Such as a log under another name. Else no attempt of the job could be started, nor its log be read."""
+    files = AttemptFiles(tmp_path)
+    files.prepare(("a", 1))
+    Path(f"{files.log(('a', 1))}.0.log").write_text("mine\n")
+    beside = {"1-old.log", "1.old.log", "notes"}
+    for folder, name in itertools.product(("logs", "attempts"), beside):
+        (tmp_path / folder / "a" / name).write_text("somebody's\n")
+    assert files.tail("a", 9) == ["mine"]
+    files.prune(())
+    files.prepare(("a", 2))
+    assert {path.name for path in (tmp_path / "logs/a").iterdir()} == {"1.0.log", *beside}
 
 
 def test_nobody_else_puts_anything_among_what_is_remembered_of_attempts(tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ class AttemptFiles:
         """The last lines of the latest attempt. If it has more ranks than lines are wanted, the last to print count."""
         folder = self._logs / file_name(job_id)
         latest = max(_numbers(folder), default=0)
-        paths = sorted(folder.glob(f"{latest}.*.log"), key=_changed_at)[-max(1, lines) :]
+        paths = [path for path in folder.glob(f"{latest}.*.log") if path.name.split(".")[1].isdecimal()]
+        paths = sorted(paths, key=_changed_at)[-max(1, lines) :]
         paths.sort(key=_rank)
         found = []
         for path in paths:
@@ -143,10 +144,11 @@ def file_name(job_id: str) -> str:
 
 
 def _numbers(folder: Path, least: int = 0) -> set[int]:
+    """The attempts that have files here, from this number on. Somebody may have put others beside them."""
     if not folder.is_dir():
         return set()
-    found = {int(path.name.partition(".")[0]) for path in folder.iterdir() if path.name[0].isdecimal()}
-    return {number for number in found if number >= least}
+    first = {path.name.partition(".")[0] for path in folder.iterdir()}
+    return {number for number in map(int, filter(str.isdecimal, first)) if number >= least}
 
 
 def _rank(log: Path) -> int:
