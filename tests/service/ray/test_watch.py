@@ -232,6 +232,23 @@ def test_a_controller_that_is_killed_before_that_sweep_leaves_it_to_the_next(awa
     played(story())
 
 
+def test_what_a_controller_starts_as_it_goes_is_known_to_the_one_that_waits_for_its_folder(tmp_path: Path) -> None:
+    """Else the next one would start it again, beside the first."""
+
+    async def story() -> None:
+        ray = RayModel(*NODES)
+        going, then = Life(tmp_path, ray), Life(tmp_path, ray)
+        await going.begin()
+        await going.start(1)
+        await going.launcher.close()
+        assert await then.begin() == {("a", 1)}
+        await then.start(1)
+        assert (ray.ran, ray.wrong) == ([("a", 1)], [])
+        await then.launcher.close()
+
+    played(story())
+
+
 class Odd(RayModel):
     """A Ray some of whose answers nobody has thought of."""
 

@@ -83,9 +83,7 @@ class RayLauncher:
         self.ray, self.pace = ray, pace or Pace()
         self.intents = Intents(folder)
         self.places = Places(means or {})
-        self._live = {each.key: Live(each, told=each.told) for each in self.intents.open()}
-        for live in self._live.values():
-            self.places.at |= live.intent.nodes
+        self._live: dict[Key, Live] = {}
         self._starting = Starts()
         self._unwanted: set[Key] = set()
         self._silence = Silence()
@@ -103,6 +101,10 @@ class RayLauncher:
 
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
         """If Ray does not answer, all nodes are taken to be there: no job is to be stopped for that."""
+        # Not as the launcher is made: the controller before may still have the folder then, and start attempts.
+        self._live = {each.key: Live(each, told=each.told) for each in self.intents.open()}
+        for live in self._live.values():
+            self.places.at |= live.intent.nodes
         self._nodes = dict.fromkeys(nodes, True)
         with suppress(TimeoutError):
             async with asyncio.timeout(self.pace.begin_s):
