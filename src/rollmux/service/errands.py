@@ -92,22 +92,29 @@ class Errands:
             try:
                 await self.launcher.start(attempt)
             except LaunchFailed as error:
-                await self._told(ev.JobFailed(errand.job_id, errand.attempt, passed_on(str(error))))
+                why = passed_on(str(error))
             except Exception as error:  # whatever it is: else the job would have its place for ever, and do nothing
                 log.exception("job %r, attempt %d, could not be started", *attempt.key)
                 await self.launcher.stop(*attempt.key, GRACE_S)
                 why = f"it could not be started ({type(error).__name__}): the controller's log says more"
-                await self._told(ev.JobFailed(errand.job_id, errand.attempt, why))
             else:
                 await self._told(ev.JobStarted(errand.job_id, errand.attempt))
+                return
+            if self._is_current(errand.job_id, errand.attempt, Job.STARTING):  # else who stops it tells its end
+                await self._told(ev.JobFailed(errand.job_id, errand.attempt, why))
 
     async def _stop(self, errand: cmd.Stop) -> None:
         if not self.submission(errand.job_id).command:
             return  # its processes hear that they are to end, and leave; else the machine goes on without them
-        async with self._lock(errand.job_id):
-            await self.launcher.stop(errand.job_id, errand.attempt, GRACE_S)
-            if self._is_current(errand.job_id, errand.attempt, Job.STOPPING):
-                await self._told(ev.JobStopped(errand.job_id, errand.attempt))
+        # At once: the turn may be that of a start, which takes minutes and is broken off by this.
+        stopping = asyncio.ensure_future(self.launcher.stop(errand.job_id, errand.attempt, GRACE_S))
+        try:
+            async with self._lock(errand.job_id):
+                await stopping
+                if self._is_current(errand.job_id, errand.attempt, Job.STOPPING):
+                    await self._told(ev.JobStopped(errand.job_id, errand.attempt))
+        finally:
+            stopping.cancel()
 
     async def _end(self, job_id: str, attempt: int) -> None:
         async with self._lock(job_id):
