@@ -3,6 +3,7 @@
 import json
 import shlex
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from rollmux.cli import app
 from rollmux.protocol.cluster_file import read_cluster
+from rollmux.service.door import Door
 from tests.service.running import CLUSTER, ROLLMUX, clean_env
 from tests.service.serving import RULES, served
 from tests.test_repository import ROOT
@@ -111,6 +113,18 @@ def test_a_shell_that_waits_for_a_controller_says_for_which_and_how_long(tmp_pat
     assert done.stdout == "false\n"
     assert done.stderr.startswith("waits for a controller, 2 s at most: where is the controller?")
     assert done.stderr.count("waits for") == 1
+
+
+def test_a_shell_waits_no_longer_than_it_says_for_a_controller_that_starts(tmp_path: Path) -> None:
+    with socket.socket() as at:
+        at.bind(("127.0.0.1", 0))
+        (tmp_path / "url").write_text(f"http://127.0.0.1:{at.getsockname()[1]}")
+        door = Door(at)
+        words = [*ROLLMUX, "env", "--folder", str(tmp_path), "--wait", "0"]
+        done = subprocess.run(words, env=clean_env(), capture_output=True, text=True, check=False, timeout=15)
+        door.close()
+    assert done.stdout == "false\n"
+    assert "the controller is starting" in " ".join(done.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -181,7 +181,7 @@ def _awaited(wait_s: float, folder: Path | None) -> Remote:
     began, told = time.monotonic(), False
     while True:
         try:
-            there = remote("", "", folder, "--folder")
+            there = remote("", "", folder, "--folder", starting_s=0.0)  # else each look would wait by itself
             there.get(Health, "/readyz")
         except typer.BadParameter as error:
             may_come = isinstance(error, CallRefused | Unknown) and not isinstance(error, Untrusted)
