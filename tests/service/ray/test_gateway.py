@@ -244,6 +244,19 @@ def test_an_answer_that_cant_be_read_is_as_good_as_none(call: str) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(("status", "text"), [(404, "404 page not found"), (404, "<html>"), (302, "")])
+def test_what_a_proxy_answers_in_rays_place_says_nothing_of_a_job(status: int, text: str) -> None:
+    """Else what runs would count as gone while a proxy does not know where Ray is."""
+    ray = HttpGateway("http://ray", transport=httpx.MockTransport(lambda _: httpx.Response(status, text=text)))
+
+    async def story() -> None:
+        for call in (ray.job("a"), ray.submit(Wish("a", NOTHING))):
+            with pytest.raises(RayTrouble, match=f"has answered {status}"):
+                await call
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(("text", "shown"), [("\x1b[1m" * 500_000, " [1m" * 1024), ("bar é\x1b\r" * 500_000, "bar é ")])
 def test_lines_of_megabytes_are_not_looked_at_beyond_what_is_shown(
     text: str, shown: str, monkeypatch: pytest.MonkeyPatch

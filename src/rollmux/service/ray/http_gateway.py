@@ -20,6 +20,8 @@ from rollmux.service.ray.gateway import RayJob, RayNode, Rejected, Unsure, Wish
 # How long a call may take; a submission takes longer, for it waits for Ray's agent.
 CALL_S, SUBMIT_S = 10.0, 30.0
 _MOST_NODES = 10_000
+# What Ray says of a job that it does not know. A proxy in front of it has other words for what it does not find.
+_NO_SUCH_JOB = "does not exist"
 # Where KubeRay mounts the token of a pod, which Kubernetes renews each hour.
 K8S_TOKEN = Path("/var/run/secrets/ray.io/serviceaccount/token")
 T = TypeVar("T")
@@ -117,7 +119,7 @@ class HttpGateway:
             "metadata": dict(wish.metadata),
         }
         answer = await self._call("POST", "/api/jobs/", json=body, timeout=SUBMIT_S)
-        if answer.is_error and "already exists" not in answer.text:
+        if not answer.is_success and "already exists" not in answer.text:
             raise _trouble(answer)
 
     async def jobs(self) -> dict[str, RayJob]:
@@ -126,7 +128,7 @@ class HttpGateway:
 
     async def job(self, job_id: str) -> RayJob | None:
         answer = await self._call("GET", f"/api/jobs/{quote(job_id, safe='')}")
-        if answer.status_code == httpx.codes.NOT_FOUND:
+        if answer.status_code == httpx.codes.NOT_FOUND and _NO_SUCH_JOB in answer.text:
             return None
         job = _job(_read(_require_good(answer), _Job))
         if job.id != job_id:
