@@ -20,6 +20,7 @@ from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.node_means import Means
 from rollmux.service.launcher import Attempt, LaunchFailed
+from rollmux.service.local import launcher as launchers
 from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import KEPT_JOBS, AttemptFiles
 from rollmux.service.local.process_tree import look
@@ -380,4 +381,34 @@ def test_a_start_is_quick(tmp_path: Path) -> None:
             assert time.monotonic() - begun < 5
             await until(lambda: len(exits.heard) == 5)
 
+    asyncio.run(story())
+
+
+def test_a_folder_on_a_server_that_is_silent_holds_up_nobody_else_and_its_job_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, looked = threading.Event(), Path.is_dir
+    away = tmp_path / "away"
+    away.mkdir()
+
+    def is_dir(path: Path) -> bool:
+        assert path != away or answers.wait(20)
+        return looked(path)
+
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            try:
+                with monkeypatch.context() as hurried:
+                    hurried.setattr(launchers, "START_S", 0.05)
+                    with pytest.raises(LaunchFailed, match="what has it does not answer"):
+                        await asyncio.wait_for(launcher.start(shell(away, "sleep 60", name="away")), 5)
+                waiting = asyncio.create_task(launcher.start(shell(away, "sleep 60", name="away", number=2)))
+                await asyncio.wait_for(launcher.start(shell(tmp_path, "sleep 60")), 5)
+                assert not waiting.done()
+            finally:
+                answers.set()
+            await waiting
+            await asyncio.gather(launcher.stop("a", 1, 5.0), launcher.stop("away", 2, 5.0))
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
     asyncio.run(story())

@@ -19,6 +19,7 @@ from rollmux.service.local.attempt_files import AttemptFiles, Key, Started
 from rollmux.service.local.kept import Kept, answer, ask, beside, end_leftovers, remove_memory, spawn, wait_ended
 from rollmux.service.local.plans import plan_for
 from rollmux.service.local.process_tree import leftovers
+from rollmux.service.local.rank import Plan
 from rollmux.service.starts import Starts
 from rollmux.system import Watched
 
@@ -116,10 +117,11 @@ class ProcessLauncher:
             before = self.files.started(key)
             if before is not None and self._adopt(before):
                 return
+            plan = await self._plan(attempt)
             # Beside the loop: many starts at once would hold up other calls. One by one: no start may take files for
             # over that another has just begun.
             async with self._one_by_one:
-                watched, heard = await asyncio.to_thread(self._spawn, attempt, {*self._kept, *self._starting})
+                watched, heard = await asyncio.to_thread(self._spawn, plan, {*self._kept, *self._starting})
         except OSError as error:
             raise LaunchFailed(f"job {key[0]!r} could not be started: {error}") from error
         failed = await answer(heard, START_S)
@@ -135,10 +137,18 @@ class ProcessLauncher:
         self.files.tell(key)
         raise LaunchFailed(f"job {key[0]!r}: {failed or f'its keeper has failed: {self.files.complaint(key)}'}")
 
-    def _spawn(self, attempt: Attempt, kept: set[Key]) -> tuple[Watched, int]:
-        plan = plan_for(attempt, self._means, self._log_bytes, self.files)
+    async def _plan(self, attempt: Attempt) -> Plan:
+        """Looks at the job's folder. If what has it is silent, only this job waits for that, and not for ever."""
+        try:
+            async with asyncio.timeout(START_S):
+                return await beside(lambda: plan_for(attempt, self._means, self._log_bytes, self.files))
+        except TimeoutError as error:
+            what = f"its folder {attempt.submission.folder!r} can't be looked at: what has it does not answer"
+            raise LaunchFailed(f"job {attempt.key[0]!r}: {what}") from error
+
+    def _spawn(self, plan: Plan, kept: set[Key]) -> tuple[Watched, int]:
         self.files.prune(kept)
-        self.files.prepare(attempt.key)
+        self.files.prepare((plan.job, plan.attempt))
         return spawn(plan)
 
     def _adopt(self, started: Started) -> bool:
