@@ -23,6 +23,8 @@ from rollmux.service.launcher import Attempt, LaunchFailed
 from rollmux.service.local import launcher as launchers
 from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import KEPT_JOBS, AttemptFiles
+from rollmux.service.local.kept import spawn
+from rollmux.service.local.plans import plan_for
 from rollmux.service.local.process_tree import look
 from tests import builders
 from tests.service.local.launching import STUBBORN_DAEMON, launching, nothing_left, shell, until, written
@@ -412,3 +414,12 @@ def test_a_folder_on_a_server_that_is_silent_holds_up_nobody_else_and_its_job_no
 
     monkeypatch.setattr(Path, "is_dir", is_dir)
     asyncio.run(story())
+
+
+def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+    """Else each of a job's attempts on a full disk would take some of the controller's."""
+    plan = plan_for(shell(tmp_path, "true"), {}, 2**16, AttemptFiles(tmp_path))
+    before = len(os.listdir("/dev/fd"))
+    with pytest.raises(FileNotFoundError):
+        spawn(plan._replace(record=str(tmp_path / "nowhere" / "1")))
+    assert len(os.listdir("/dev/fd")) == before

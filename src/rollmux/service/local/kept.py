@@ -55,9 +55,10 @@ def spawn(plan: Plan) -> tuple[Watched, int]:
     """Starts a keeper; returns it and the pipe where it will say that all is up. Its plan, which may hold secrets,
     comes to it by a file without a name."""
     heard, said = os.pipe()
-    told = without_name("plan")
-    complaints = os.open(f"{plan.record}.keeper", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    given, kind = [said], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     try:
+        given.append(told := without_name("plan"))
+        given.append(complaints := os.open(f"{plan.record}.keeper", kind, 0o600))
         with open(told, "w", encoding="ascii", closefd=False) as file:
             json.dump(plan._asdict(), file)
         os.lseek(told, 0, os.SEEK_SET)
@@ -69,7 +70,7 @@ def spawn(plan: Plan) -> tuple[Watched, int]:
         os.close(heard)
         raise
     finally:
-        for descriptor in (said, told, complaints):
+        for descriptor in given:
             os.close(descriptor)
     try:
         watched = Watched(process.pid)
