@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 import pytest
@@ -20,8 +20,8 @@ from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.protocol.node_means import Means
 from rollmux.service.launcher import Attempt, LaunchFailed
+from rollmux.service.local import by_proc, memory
 from rollmux.service.local import launcher as launchers
-from rollmux.service.local import memory
 from rollmux.service.local.attempt_files import KEPT_JOBS, AttemptFiles
 from rollmux.service.local.kept import spawn
 from rollmux.service.local.plans import plan_for
@@ -423,3 +423,17 @@ def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         spawn(plan._replace(record=str(tmp_path / "nowhere" / "1")))
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_processes_at_which_nobody_else_may_look_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is where /proc is mounted with `hidepid=1`: the controller could end nothing there."""
+
+    def opened(path: str, mode: str) -> IO[Any]:
+        if path == f"/proc/{os.getppid()}/stat":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return open(path, mode)
+
+    monkeypatch.setattr(by_proc, "open", opened, raising=False)
+    seen = {process.pid for process in by_proc.everything()}
+    assert os.getpid() in seen
+    assert os.getppid() not in seen

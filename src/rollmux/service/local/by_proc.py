@@ -25,7 +25,7 @@ def look(pid: int) -> Process | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: of another user, with `hidepid=1`
         return None
     # A process whose first thread has ended looks like a zombie, even if its other threads run on.
     alive = words[0] not in (b"Z", b"X") or int(words[17]) > 1
