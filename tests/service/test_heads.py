@@ -5,7 +5,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -165,6 +165,23 @@ def test_who_takes_nothing_of_the_answers_keeps_no_connection_and_who_is_slow_he
                 time.sleep(0.01)
             assert heard == 40 * one
             assert time.monotonic() - began > 2 * heads.TAKEN_S
+
+
+@pytest.mark.parametrize("last", [b"keep-alive", b"close"])
+def test_who_leaves_the_last_of_the_answers_keeps_no_connection_however_little_that_is(
+    tmp_path: Path, last: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "KEEP_S", 0.2)
+    with served(tmp_path) as there, ExitStack() as callers:
+        there.service._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
+        monkeypatch.setattr(heads, "TAKEN_S", 0.3)
+        for count in range(8):  # what the system does not take of one of these is less than what makes writing pause
+            caller = callers.enter_context(closing(connected(there)))
+            caller.sendall(LONG_ANSWER * count + LONG_ANSWER.replace(b"keep-alive", last))
+            assert caller.recv(1, socket.MSG_PEEK)
+        assert there.service._server is not None
+        connections = there.service._server.server_state.connections
+        until(lambda: not connections)
 
 
 def is_connected(there: Served, caller: socket.socket) -> bool:

@@ -61,6 +61,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._came += len(data)
         super().data_received(data)
         if self.transport.is_closing():
+            self._look_at_the_rest()
             return
         if self._came > MOST_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
@@ -93,6 +94,14 @@ class BoundedHttp(HttpToolsProtocol):
         self._answering = cycle
         super()._start_asgi_task(cycle, app)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._look_at_the_rest()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._look_at_the_rest()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._look_whether_taken(inf)
@@ -100,6 +109,7 @@ class BoundedHttp(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._look_no_more()
+        self._look_at_the_rest()
 
     def _wait(self, limit_s: float) -> None:
         self._late = self.loop.call_later(limit_s, self._refuse, _TOO_LATE)
@@ -110,6 +120,11 @@ class BoundedHttp(HttpToolsProtocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _look_at_the_rest(self) -> None:
+        """A connection that is to close does so once all is taken, however little is left."""
+        if self.transport.is_closing() and self._next_look is None:
+            self._look_whether_taken(inf)
 
     def _look_whether_taken(self, left_before: float) -> None:
         left = self.transport.get_write_buffer_size()
@@ -131,3 +146,4 @@ class BoundedHttp(HttpToolsProtocol):
             again = b"retry-after: 1\r\n" if status == _TOO_MANY else b""
             self.transport.write(STATUS_LINE[status] + head + again + b"\r\n" + body)
             self.transport.close()
+            self._look_at_the_rest()
