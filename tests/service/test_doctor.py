@@ -233,6 +233,22 @@ def test_what_is_no_controller_fails(place: Path) -> None:
     assert "is no RollMux controller" in found["controller"]["found"]
 
 
+@pytest.mark.parametrize(
+    ("status", "said", "told"),
+    [
+        (404, b'{"detail": "Not Found"}', "404"),
+        (401, b"[]", "401"),
+        (403, b'{"error": "not for you"}', "403: not for you"),
+    ],
+)
+def test_what_refuses_in_other_words_than_a_controller_is_none(
+    place: Path, status: int, said: bytes, told: str
+) -> None:
+    with saying(status, said) as url:
+        _, found = looked("--folder", str(place), "--url", url)
+    assert found["controller"]["found"] == f"{url} is no RollMux controller: it answered {told}"
+
+
 @pytest.mark.parametrize("status", [502, 503, 504])
 @pytest.mark.parametrize(
     "said", [b"<html>Bad Gateway</html>", b'{"kind": "Status", "code": 503}', b'{"code": 503, "error": "Unavailable"}']

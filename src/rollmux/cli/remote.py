@@ -82,14 +82,14 @@ class Remote:
         status = answer.status_code
         try:
             data: dict[str, Any] = dict(answer.json())
-        except (ValueError, TypeError) as error:
-            if status not in AWAY:
-                said = f"{self.url} is no RollMux controller: it answered {status}{sent_on(answer)}"
-                raise CallRefused(said) from error
+        except (ValueError, TypeError):
             data = {}
-        if status in AWAY and not data.keys() >= OWN:
-            said = f"no controller answers behind {self.url} (status {status}, of a proxy)"
-            raise NoController(f"{said}; is `rollmux serve` running?")
+        if not data or (answer.is_error and not data.keys() >= OWN):
+            if status in AWAY:
+                said = f"no controller answers behind {self.url} (status {status}, of a proxy)"
+                raise NoController(f"{said}; is `rollmux serve` running?")
+            why = f": {data['error']}" if "error" in data else ""
+            raise CallRefused(f"{self.url} is no RollMux controller: it answered {status}{sent_on(answer)}{why}")
         if _is_starting(answer):
             raise NoController(str(data["error"]))
         if answer.is_error:
