@@ -43,7 +43,7 @@ class Ranks:
     """Starts the ranks of one part once, and knows when they are gone."""
 
     def __init__(self) -> None:
-        self._keeper: Watched | None = None
+        self._keeper: Watched | None = None  # as long as it lives
         self._gone = asyncio.Event()
         self._failed = ""
         self._watching: asyncio.Task[None] | None = None
@@ -61,11 +61,11 @@ class Ranks:
             keeper, heard = spawn(_plan(plan, part, folder, files))
         except OSError as error:
             return f"it could not be started: {error}"
+        self._keeper = keeper  # from here on there is something to stop
+        self._watching = asyncio.create_task(self._see_off(keeper, files, (plan.job, plan.attempt)))
         failed = await answer(heard, START_S)
         if failed is None:
-            ask(keeper, signal.SIGKILL)
-        self._keeper = keeper
-        self._watching = asyncio.create_task(self._see_off(keeper, files, (plan.job, plan.attempt)))
+            self._ask(signal.SIGKILL)
         if failed == "":
             return ""
         await self._gone.wait()
@@ -79,14 +79,19 @@ class Ranks:
     async def stop(self, grace_s: float) -> None:
         """Ends the ranks; returns when none of them runs any more."""
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGUSR1, KILL_S), (signal.SIGKILL, KILL_S)):
-            if self._keeper is not None and not self._gone.is_set():
-                ask(self._keeper, number)
+            if self._watching is not None and not self._gone.is_set():
+                self._ask(number)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await self._gone.wait()
 
+    def _ask(self, number: signal.Signals) -> None:
+        if self._keeper is not None:
+            ask(self._keeper, number)
+
     async def _see_off(self, keeper: Watched, files: AttemptFiles, key: tuple[str, int]) -> None:
         await wait_ended(keeper)
+        self._keeper = None
         failed, started = files.ended(key), files.started(key)
         if failed is None and started is not None:
             await end_leftovers(started.keeper)
