@@ -324,6 +324,29 @@ def test_a_token_on_a_disk_that_stalls_holds_nobody_up() -> None:
     assert heard == ["Bearer secret"]
 
 
+def test_a_token_on_a_disk_that_stays_silent_fails_calls_in_time_and_holds_up_no_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, read = Event(), list[str]()
+
+    def stalls() -> str:
+        read.append("begun")
+        go_on.wait(5)
+        read.append("ended")
+        return "secret"
+
+    async def story() -> None:
+        ray = HttpGateway("http://ray", stalls, httpx.MockTransport(lambda _: httpx.Response(200, content="[]")))
+        for _ in range(3):
+            with pytest.raises(Unsure, match="what has its file does not answer"):
+                await asyncio.wait_for(ray.jobs(), 3)
+
+    monkeypatch.setattr(http_gateway, "CALL_S", 0.05)
+    asyncio.run(story())
+    assert read == ["begun"]
+    go_on.set()
+
+
 def test_ray_is_called_itself_where_there_is_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
 

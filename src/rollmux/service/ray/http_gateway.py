@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from rollmux.errors import RollmuxError
+from rollmux.service.local.kept import beside
 from rollmux.service.ray.gateway import RayJob, RayNode, Rejected, Unsure, Wish
 
 # How long a call may take; a submission takes longer, for it waits for Ray's agent.
@@ -104,6 +105,7 @@ class HttpGateway:
         self, address: str, token: Callable[[], str] = str, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._token = token
+        self._asking: asyncio.Task[str] | None = None
         # A transport of its own, since proxies that the environment names are for addresses outside of the cluster.
         direct = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=16))
         self._http = httpx.AsyncClient(base_url=address, timeout=CALL_S, transport=transport or direct)
@@ -164,9 +166,19 @@ class HttpGateway:
     async def _good(self, method: str, path: str, **more: Any) -> httpx.Response:
         return _require_good(await self._call(method, path, **more))
 
+    async def _found(self) -> str:
+        """The token. Its file may be on a server that has gone silent: then all calls wait for one answer of that."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(beside(self._token))
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await asyncio.shield(self._asking)
+        except TimeoutError as error:
+            raise CantCall("the token for Ray can't be read: what has its file does not answer") from error
+
     async def _call(self, method: str, path: str, **more: Any) -> httpx.Response:
         try:
-            found = await asyncio.to_thread(self._token)  # its file may be on a server that has gone silent
+            found = await self._found()
             headers = {"Authorization": f"Bearer {found}"} if found else {}
             return await self._http.request(method, path, headers=headers, **more)
         except CantCall as error:
