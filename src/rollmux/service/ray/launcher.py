@@ -97,7 +97,7 @@ class RayLauncher:
     # -- the seam ----------------------------------------------------------------------------------------------------
 
     def at_work(self) -> set[str]:
-        return {live.intent.job for live in self._live.values() if not live.told}
+        return {each.job for each in self.intents.open() if not each.told}
 
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
         """If Ray does not answer, all nodes are taken to be there: no job is to be stopped for that."""
