@@ -180,7 +180,9 @@ def test_a_folder_s_token_goes_to_its_own_controller_alone(tmp_path: Path, url: 
 
 @pytest.mark.parametrize(("token", "told"), [("", True), ("wrong", False)])
 def test_who_has_sent_no_token_is_told_where_a_folder_s_own_goes(token: str, told: bool) -> None:
-    refused = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": "who calls is not known"}))
+    refused = httpx.MockTransport(
+        lambda _: httpx.Response(401, json={"error": "who calls is not known", "problems": []})
+    )
     with httpx.Client(transport=refused) as client, pytest.raises(CallRefused, match="not known") as raised:
         Remote("http://here", token, client).get(dict, "/v1/cluster")
     assert ("none was sent: give --token" in str(raised.value)) is told
