@@ -258,6 +258,20 @@ def test_a_server_that_has_lost_what_was_durable_is_not_written_to(server: Serve
     assert len(durable(url)) == 3
 
 
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_journal_that_is_gone_is_not_begun_anew_by_its_controller(server: Server, url: str, cut_off: bool) -> None:
+    """As on another server that took over and never had it. An empty one would be in the way of a dump put back."""
+    schema = address(url).schema
+    with closing(PostgresJournal(url)) as journal:
+        journal.append(batch(1, 5))
+        server.admin(f"DROP SCHEMA {schema} CASCADE")
+        if cut_off:
+            server.cut_off()
+        with pytest.raises((JournalDamaged, psycopg.Error), match=r"its journal is gone|does not exist"):
+            journal.append(batch(6, 6))
+    assert server.admin(f"SELECT to_regnamespace('{schema}')") == [(None,)]
+
+
 @pytest.mark.parametrize("ends", [3, 7])
 def test_a_journal_that_is_put_back_under_its_controller_is_not_written_to(server: Server, url: str, ends: int) -> None:
     with closing(PostgresJournal(url)) as journal:

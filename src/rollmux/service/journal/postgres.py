@@ -223,7 +223,7 @@ class PostgresJournal(TableJournal):
         return Session.to(self._address, wants, self._statement_s)
 
     def _create(self) -> None:
-        """Makes what is not there yet. Refuses a server that promises nothing."""
+        """Makes what is not there yet, for a controller that starts. Refuses a server that promises nothing."""
         encoding = self._db.info.parameter_status("server_encoding")
         if encoding != "UTF8":
             remedy = "take one that was made with ENCODING 'UTF8'"
@@ -231,6 +231,8 @@ class PostgresJournal(TableJournal):
         if self._db.execute("SHOW fsync").fetchone() != ("on",):
             raise JournalAway(f"{self.name}: the server runs with fsync off, so nothing that it has is durable")
         if not self._exists():
+            if self._generation is not None:
+                raise JournalDamaged(f"{self.name}: its journal is gone, as from a server that took over without it")
             with self._db.transaction():
                 if self._db.execute("SELECT to_regnamespace(%s)", (self._address.schema,)).fetchone() == (None,):
                     self._db.execute(SQL("CREATE SCHEMA {}").format(Identifier(self._address.schema)))
