@@ -126,6 +126,15 @@ def test_of_a_job_that_is_over_its_processes_are_forgotten(command: tuple[str, .
     assert not any(known)
 
 
+def test_words_about_leases_that_there_have_never_been_are_not_kept() -> None:
+    job = Alone(2)
+    job.attach()
+    for epoch in range(100, 110):
+        with pytest.raises(IllegalEvent, match="which was never granted"):
+            job.say(Said.FINISHED, epoch, 0)
+    assert not job.controller.live("a").said
+
+
 def test_a_phase_is_done_when_all_ranks_below_all_processes_are_also_for_a_new_controller() -> None:
     job = Alone(4, command=("torchrun",), each=2)
     job.attach()

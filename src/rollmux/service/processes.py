@@ -304,7 +304,7 @@ class Processes:
             parked = lane is not None and lane.state is Phase.PARKED
             if said is Said.OFFLOADED and parked and rank not in live.left:
                 continue  # nobody has asked to move state off: the process says it again when somebody does
-            heard = live.said.setdefault(epoch, {})
+            heard = live.said.setdefault(epoch, {}) if lane is not None else {}  # of no lease nothing is kept
             if said not in _LESS.get(heard.get(rank), ()):
                 heard[rank] = said
             if said is Said.FAILED and lane is not None and epoch not in live.given_up:
