@@ -373,14 +373,19 @@ def test_who_waits_in_line_and_is_silent_without_hanging_up_is_given_up_in_the_e
     assert line.ended.startswith("its script waited for a place, and has shown no life for 60")
 
 
-def test_who_is_told_to_go_elsewhere_hangs_up_and_is_not_given_up_for_that() -> None:
+@pytest.mark.parametrize("restarts", ["never", "meanwhile", "later"])
+def test_who_is_told_to_go_elsewhere_hangs_up_and_is_not_given_up_for_that(restarts: str) -> None:
     line = InLine()
     line.a_place_is_free()
     line.attach()
     line.controller.tell(line.now, ev.NodeLost("train-0"))
     assert line.state() is Job.STOPPING
+    if restarts == "meanwhile":
+        line.restart()
     line.leaves("Stopped: it is to end, or to go elsewhere", 1)
     line.hangs_up(1)
+    if restarts == "later":
+        line.restart()
     line.passes(SILENT_S)
     assert line.state() is Job.QUEUED
 

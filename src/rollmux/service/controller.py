@@ -79,10 +79,11 @@ class Controller:
         self.tally = Tally()
         for job_id, live in self.jobs.items():
             live.version = machine.state.ledger.seq + 1  # above whatever an earlier life has told
-            record = machine.state.jobs.get(job_id)
-            live.leased = record is not None and record.progress.counted_until is not None  # it has asked for a lease
             live.came = job_id in came
-            live.is_missed = live.came and not live.leased
+            if (record := machine.state.jobs.get(job_id)) is not None:
+                live.leased = record.progress.counted_until is not None  # it has asked for a lease
+                is_sent_on = record.state is Job.STOPPING or record.attempt - record.failures > 1  # to begin elsewhere
+                live.is_missed = live.came and not live.leased and not is_sent_on
 
     # -- what the host calls -----------------------------------------------------------------------------------------
 
