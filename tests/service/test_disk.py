@@ -127,6 +127,17 @@ def test_what_may_or_may_not_be_on_disk_was_told_nobody(tmp_path: Path, keeps: b
         assert names(there) == [f"job-{number}" for number in range(20)]
 
 
+def test_a_controller_that_can_write_nothing_from_its_start_on_is_read_only_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FailingDisk, "after", 1)
+    with served(tmp_path, journal=FailingDisk) as there:  # its nodes are news
+        assert "disk I/O error" in there.get("/healthz")["broken"]
+        assert there.call("GET", "/readyz").status_code == 503
+        assert "disk I/O error" in there.get("/v1/cluster")["broken"]
+        assert there.call("POST", "/v1/jobs", job("a")).status_code == 503
+
+
 def test_a_controller_that_can_not_write_its_last_words_ends_as_others_do() -> None:
     """Its launcher waits for starts that are under way: nobody would look after half a start."""
     closed = []

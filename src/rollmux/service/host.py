@@ -110,7 +110,8 @@ class Host:
     async def start(self, again: list[Errand]) -> None:
         """Begins work; `again` are errands of which nobody knows whether an earlier life of the controller ran them."""
         self._spawn(self._write_forever(), "writing")
-        await self.errands.begin(self.tell)
+        with suppress(Unavailable):  # the log says why already
+            await self.errands.begin(self.tell)
         self._time.begin()
         self._spawn(self._look_at_time_forever(), "looking at the time")
         self.controller.errands += again
