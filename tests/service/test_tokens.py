@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rollmux.cli import app
-from rollmux.cli.remote import CallRefused, Remote, remote
+from rollmux.cli.remote import CallRefused, Remote, Unknown, remote
 from rollmux.service import serve
 from rollmux.service.tokens import Caller, Role, TokenExists, Tokens, TokensUnreadable, write_private
 from tests.forking import forks
@@ -176,6 +176,30 @@ def test_a_folder_s_token_goes_to_its_own_controller_alone(tmp_path: Path, url: 
     (tmp_path / "url").write_text("http://here:8421\n")
     (tmp_path / "admin.token").write_text("of the folder\n")
     assert remote(url, given, tmp_path).token == sent
+
+
+@pytest.mark.parametrize("folder", ["named", "."])
+def test_a_folder_that_is_named_comes_before_the_controller_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """`rollmux cancel JOB --folder test` ended the job of this name where `eval "$(rollmux env)"` had led before."""
+    monkeypatch.chdir(tmp_path)
+    place = Path(folder)
+    place.mkdir(exist_ok=True)
+    monkeypatch.setenv("ROLLMUX_URL", "http://elsewhere:8421")
+    monkeypatch.setenv("ROLLMUX_TOKEN", "elsewhere's")
+    given = "http://elsewhere:8421", "elsewhere's"
+    with pytest.raises(Unknown, match="where is the controller"):
+        remote(*given, place)
+    (place / "url").write_text("http://here:8421\n")
+    (place / "admin.token").write_text("of the folder\n")
+    there = remote(*given, place)
+    assert (there.url, there.token) == ("http://here:8421", "of the folder")
+    there = remote("http://third:8421", "mine", place)
+    assert (there.url, there.token) == ("http://third:8421", "mine")
+    monkeypatch.setenv("ROLLMUX_FOLDER", folder)
+    there = remote(*given, place)
+    assert (there.url, there.token) == given
 
 
 @pytest.mark.parametrize(("token", "told"), [("", True), ("wrong", False)])

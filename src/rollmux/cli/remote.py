@@ -1,9 +1,10 @@
 """How commands find the controller, and what they say when they don't.
 
-The URL and the token are given by options, or by the environment, or by the folder of a controller on this machine. The
-folder's token goes to no other controller.
+The URL and the token are given by options, or by the environment, or by the folder of a controller on this machine; a
+folder that is named as an option comes before the environment. The folder's token goes to no other controller.
 """
 
+import os
 import shlex
 import signal
 import sys
@@ -133,6 +134,9 @@ def way_to(url: str) -> httpx.HTTPTransport:
 
 def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) -> Remote:
     """The controller that is meant. `by`: the options that say so, for messages; `how`: other fields of `Remote`."""
+    if folder is not None and not _is_of_environment("ROLLMUX_FOLDER", folder):
+        url = "" if _is_of_environment("ROLLMUX_URL", url) else url
+        token = "" if _is_of_environment("ROLLMUX_TOKEN", token) else token
     known = token.strip()
     here = "" if url and known else _written(folder_of(folder) / "url", by)
     found = url or here
@@ -147,6 +151,12 @@ def remote(url: str, token: str, folder: Path | None, by: str = BY, **how: Any) 
             "the token is none: they are letters, digits and signs in one line, as they were shown"
         )
     return Remote(found.rstrip("/"), known, **how)
+
+
+def _is_of_environment(name: str, option: Path | str) -> bool:
+    """Whether an option is what the environment says: the command line has then, in all likelihood, said nothing."""
+    said = os.environ.get(name, "")
+    return bool(said) and type(option)(said) == option
 
 
 def elsewhere(url: str, folder: Path | None) -> str:
