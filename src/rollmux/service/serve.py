@@ -227,6 +227,7 @@ def admin_token(folder: Path, tokens: Tokens) -> str:
         return found
     if Role.ADMIN.value in named:
         tokens.revoke("admin")  # nobody has that token: a start broke off before it was in the file
+    path.unlink(missing_ok=True)
     from_scratch = tokens.create("admin", Role.ADMIN)
     write_private(path, from_scratch.encode())
     return from_scratch
