@@ -299,6 +299,26 @@ def test_another_tenant_sees_that_nodes_are_held_but_not_by_whom(woven: Served, 
     assert page.locator("#jobs").get_by_text("No job runs or waits").is_visible()
 
 
+def test_another_token_in_the_address_ends_what_was_seen_with_the_one_before(woven: Served, eyes: Eyes) -> None:
+    page = eyes.open(woven)
+    page.get_by_text("The same as a table").click()
+    page.locator("#span-table").get_by_text(PLAIN).first.wait_for()
+    page.get_by_text("The same as a table").click()
+    page.locator(".stage").hover()
+    bob = woven.service.tokens.create("bob in the same tab", Role.TENANT, "bob in the same tab")
+    page.evaluate("token => { location.hash = `token=${token}`; }", bob)
+    page.wait_for_function("location.hash === ''")
+    page.locator("#cluster").wait_for(state="visible")
+    for _ in range(15):  # the stream of before is looked after once a second
+        assert PLAIN not in page.content()
+        page.wait_for_timeout(100)
+    before = len(eyes.requests)
+    soon(page, "#link-text", "^Live$")
+    page.wait_for_timeout(2500)
+    assert any("v1/cluster" in url for url in eyes.requests[before:]), "it looks at nothing any more"
+    assert page.locator("#link-text").inner_text() == "Live"
+
+
 @dataclass
 class Hands:
     """Works jobs by plain calls, so that a test can look at one moment for as long as it likes."""

@@ -89,14 +89,14 @@ async function live(mine) {
       failures = 0;
       streaming = true;
       await follow(store.seq, gone.signal, (kind, data) => {
-        if (kind === "reset" && data.seq !== store.seq) gone.abort();
+        if (life !== mine || (kind === "reset" && data.seq !== store.seq)) gone.abort();
         else if (kind === "message" && takeNews(data)) wanted = true;
       });
     } catch (error) {
       if (life === mine && error instanceof Refused && [401, 403].includes(error.status)) return turnAway(error);
     } finally {
       clearInterval(watch);
-      streaming = false;
+      if (life === mine) streaming = false;
     }
     tellLink();
     failures += 1;
@@ -118,10 +118,12 @@ function turnAway(error) {
 
 function askAgain(why) {
   life += 1;
+  streaming = false;
   store.cluster = store.bill = store.frozen = null;
   store.spans = new Map();
   looks.clear();
-  byId("lanes").replaceChildren();
+  pick(null);
+  for (const told of document.querySelectorAll("#lanes, #cluster .body, #spans .scroll")) told.replaceChildren();
   view.lanes.clear();
   byId("cluster").hidden = byId("tools").hidden = byId("stale").hidden = true;
   byId("door").hidden = false;
