@@ -468,3 +468,17 @@ def test_the_page_opens_however_many_calls_a_look_weighs(
         page = eyes.open(there)
         soon(page, "#link-text", "^Live$")
         soon(page, "#job-table", "heavy")
+
+
+def test_a_page_that_gets_no_stream_says_why_and_asks_ever_more_seldom(
+    tmp_path: Path, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eyes.allowed = "429"
+    monkeypatch.setattr("rollmux.service.app.MOST_STREAMS_EACH", 0)
+    with looked_at(eyes, tmp_path) as there:
+        page, looks = eyes.open(there), [time.monotonic()]
+        page.on("request", lambda one: "since_s=3600" in one.url and looks.append(time.monotonic()))
+        soon(page, "#link-text", "^Not live: too many streams are open: close one")
+        while len(looks) < 4:
+            page.wait_for_timeout(50)
+        assert looks[-1] - looks[-2] > 0.7

@@ -50,8 +50,9 @@ async function get(path) {
 }
 
 // Reads the stream until it ends; each event is given on, comments only count as a sign of life.
-async function follow(after, signal, heard) {
+async function follow(after, signal, opened, heard) {
   const answer = await call(`v1/events?after=${after}`, { signal });
+  opened();
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {

@@ -44,7 +44,7 @@ function tellLink() {
   document.body.classList.toggle("late", late > 0);
   if (late && store.frozen === null) store.frozen = now() - silent;
   if (!late) store.frozen = null;
-  setText(byId("link-text"), late ? "No word from the controller" : streaming ? "Live" : "Reconnecting …");
+  setText(byId("link-text"), late ? "No word from the controller" : streaming ? "Live" : trouble ? `Not live: ${trouble}` : "Reconnecting …");
   byId("link").dataset.state = late ? "late" : streaming ? "live" : "trying";
   stale.hidden = !late && !store.cluster.broken;
   if (late) setText(stale, `Nothing has been heard of the controller since ${new Date(Date.now() - silent * 1000).toLocaleTimeString()}. What is shown is of then; jobs go on, and so does this page once it is back.`);
@@ -52,6 +52,7 @@ function tellLink() {
 }
 
 let streaming = false;
+let trouble = ""; // why the controller gives no stream, in its words
 
 async function lookAnew(mine) {
   const [cluster, bill, rest] = await Promise.all([get("v1/cluster?ended=0"), get(`v1/bill?ended=${MOST_ENDED}`), get("v1/history?since_s=1&most=1")]);
@@ -86,14 +87,18 @@ async function live(mine) {
       await lookAnew(mine);
       if (life !== mine) return;
       openUp();
-      failures = 0;
-      streaming = true;
-      await follow(store.seq, gone.signal, (kind, data) => {
+      await follow(store.seq, gone.signal, () => {
+        if (life !== mine) return;
+        failures = 0;
+        trouble = "";
+        streaming = true;
+      }, (kind, data) => {
         if (life !== mine || (kind === "reset" && data.seq !== store.seq)) gone.abort();
         else if (kind === "message" && takeNews(data)) wanted = true;
       });
     } catch (error) {
       if (life === mine && error instanceof Refused && [401, 403].includes(error.status)) return turnAway(error);
+      trouble = error instanceof Refused ? error.message : "";
     } finally {
       clearInterval(watch);
       if (life === mine) streaming = false;
