@@ -142,6 +142,7 @@ function askAgain(why) {
 }
 
 function comeIn() {
+  if (/[^!-~]/.test(token())) return turnAway(new Refused(401, "no call can carry it"));
   life += 1;
   store.heard = seconds();
   setText(byId("refused"), "");
