@@ -320,6 +320,38 @@ def test_another_token_in_the_address_ends_what_was_seen_with_the_one_before(wov
     assert page.locator("#link-text").inner_text() == "Live"
 
 
+IN_THE_BACKGROUND = """
+    Object.defineProperty(document, "hidden", { get: () => true });
+    window.maps = [];
+    window.Map = class extends Map { constructor(...of) { super(...of); window.maps.push(this); } };
+    const asks = window.fetch;
+    const stream = new ReadableStream({ start: (control) => window.says = (text) => control.enqueue(text) });
+    window.fetch = (path, how) => path.includes("v1/events")
+        ? new Response(stream.pipeThrough(new TextEncoderStream()), how) : asks(path, how);
+"""
+MANY_PHASES = """() => {
+    const phase = (epoch) => [
+        { what: "granted", job: "j", kind: "rollout", epoch, group: "g", nodes: ["rollout-0"] },
+        { what: "ended", job: "j", kind: "rollout", epoch, state: "finished" },
+    ];
+    const changes = [...Array(13_000).keys()].flatMap((place) => phase(1_000_000 + place));
+    window.says(`data: ${JSON.stringify({ seq: 1, at: 1e6, changes })}\\n\\n`);
+}"""
+
+
+def test_a_tab_in_the_background_forgets_what_is_past_too(woven: Served, eyes: Eyes) -> None:
+    page = eyes.open(woven, "")
+    page.add_init_script(IN_THE_BACKGROUND)
+    page.evaluate("token => sessionStorage.setItem('rollmux-token', token)", woven.admin)
+    page.reload()
+    page.wait_for_function("window.says && document.querySelector('#cluster').checkVisibility()")
+    page.evaluate(MANY_PHASES)
+    most = "() => Math.max(...window.maps.map((map) => map.size))"
+    page.wait_for_function(f"({most})() >= 12_000")
+    page.wait_for_timeout(700)
+    assert page.evaluate(most) <= 12_000
+
+
 @dataclass
 class Hands:
     """Works jobs by plain calls, so that a test can look at one moment for as long as it likes."""

@@ -66,6 +66,7 @@ async function keepLooking(mine) {
   let last = 0;
   while (life === mine) {
     await pause(300);
+    forgetOld(); // here, as a tab that nobody looks at draws nothing
     const gap = LOOK_MS + LOOK_PER_JOB_MS * (store.cluster?.jobs.length ?? 0);
     if (document.hidden || !streaming || performance.now() - last < (wanted ? gap / 3 : gap)) continue;
     last = performance.now();
@@ -172,7 +173,7 @@ function begin() {
   let drawn = 0, told = 0;
   const beat = (at) => {
     if (store.cluster !== null && !document.hidden) {
-      if (at - told > PANELS_MS) { told = at; forgetOld(); tellLink(); draw(); drawn = at; }
+      if (at - told > PANELS_MS) { told = at; tellLink(); draw(); drawn = at; }
       else if (at - drawn > (CALM.matches ? CALM_MS : DRAW_MS)) { drawn = at; drawAll(); }
     }
     requestAnimationFrame(beat);
