@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rollmux.mux.hardware import Cluster
 from rollmux.mux.weave import Timing
 from rollmux.protocol.cluster_file import read_cluster
 from rollmux.service.app import App, Receive, Scope, Send
@@ -469,6 +470,16 @@ def test_below_a_path_of_a_proxy_the_page_is_live_too(
     with served(tmp_path, PAIR) as there:
         page = eyes.open(there, at="/rollmux/")
         page.get_by_text("Live", exact=True).wait_for(timeout=15_000)
+        eyes.close()
+
+
+def test_jobs_on_machines_that_cost_nothing_are_not_said_to_have_none(tmp_path: Path, eyes: Eyes) -> None:
+    pools = [replace(pool, node_type=replace(pool.node_type, usd_per_gpu_hour=0.0)) for pool in PAIR.pools]
+    with served(tmp_path, Cluster(*pools)) as there:
+        page = eyes.open(there)
+        soon(page, "#cost .note", "^No job is pinned to a node")
+        Hands(there).submit("free")
+        soon(page, "#cost .note", "^These machines cost nothing")
         eyes.close()
 
 

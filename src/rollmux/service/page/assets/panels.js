@@ -16,7 +16,7 @@ function drawCost() {
   const lines = rows.map(([name, value, kind]) =>
     make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "wide" }, bar(value, most, kind)), make("td", { class: "number" }, usd(value))));
   const alone = view.usd_per_hour_alone, fluid = view.usd_per_hour_fluid, paid = view.usd_per_hour;
-  const words = paid === 0 ? "No job is pinned to a node." : `${grouped(100 * (1 - paid / alone), 1)} % less an hour than alone, ${grouped(paid / fluid, 2)}× the fluid limit: the same work at the same pace on nodes that are never idle.`;
+  const words = view.nodes.every((node) => node.group === "") ? "No job is pinned to a node." : alone === 0 ? "These machines cost nothing." : `${grouped(100 * (1 - paid / alone), 1)} % less an hour than alone, ${grouped(paid / fluid, 2)}× the fluid limit: the same work at the same pace on nodes that are never idle.`;
   const spent = bill ? bill.jobs.reduce((sum, job) => sum + job.usd, bill.others_usd) : 0;
   const other = bill ? bill.jobs.reduce((sum, job) => sum + job.alone_usd, bill.others_alone_usd) : 0;
   const whole = bill && bill.jobs.length ? `So far ${usd(spent)} for what would have cost ${usd(other)} alone.` : "";
