@@ -299,6 +299,7 @@ def test_another_tenant_sees_that_nodes_are_held_but_not_by_whom(woven: Served, 
     page.wait_for_timeout(1500)
     assert PLAIN not in page.content()
     assert page.locator("#jobs").get_by_text("No job runs or waits").is_visible()
+    assert texts(page, "#cost-title") == ["Price of an hour of all jobs"], "none of them is this tenant's"
 
 
 def test_another_token_in_the_address_ends_what_was_seen_with_the_one_before(woven: Served, eyes: Eyes) -> None:

@@ -19,7 +19,7 @@ function drawCost() {
   const words = view.nodes.every((node) => node.group === "") ? "No job is pinned to a node." : alone === 0 ? "These machines cost nothing." : `${grouped(100 * (1 - paid / alone), 1)} % less an hour than alone, ${grouped(paid / fluid, 2)}× the fluid limit: the same work at the same pace on nodes that are never idle.`;
   const spent = bill ? bill.jobs.reduce((sum, job) => sum + job.usd, bill.others_usd) : 0;
   const other = bill ? bill.jobs.reduce((sum, job) => sum + job.alone_usd, bill.others_alone_usd) : 0;
-  const whole = bill && bill.jobs.length ? `So far ${usd(spent)} for what would have cost ${usd(other)} alone.` : "";
+  const whole = bill && bill.jobs.length ? `The jobs below have cost ${usd(spent)} so far, and would have cost ${usd(other)} alone.` : "";
   show(byId("cost").querySelector(".body"), make("table", { class: "bars" }, make("caption", { class: "unseen" }, "Dollars per hour"), make("tbody", {}, ...lines)),
     make("p", { class: "note" }, `${words} ${whole}`));
 }
