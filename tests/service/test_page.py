@@ -14,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 
+from rollmux.client.wire import read
 from rollmux.mux.hardware import Cluster
 from rollmux.mux.weave import Timing
 from rollmux.protocol.cluster_file import read_cluster
+from rollmux.protocol.views import JobView
 from rollmux.service.app import App, Receive, Scope, Send
 from rollmux.service.tokens import Role
 from tests.browsing import contrast
@@ -149,6 +151,24 @@ def test_prices_stand_beside_each_other_and_pools_add_up(woven: Served, eyes: Ey
         parts = [float(text) for text in re.findall(r"([\d.]+) %", row.inner_text())]
         assert len(parts) == 5
         assert sum(parts) == pytest.approx(100.0, abs=0.3)
+
+
+def test_what_an_slo_has_left_is_the_same_as_in_other_places(woven: Served, eyes: Eyes) -> None:
+    paces = {PLAIN: 1.2, HOSTILE: 1.45}
+    views = woven.get("/v1/cluster")
+    for view in views["jobs"]:
+        view.update(slowdown=paces[view["job"]], slo=1.5, synced=9)
+    page = eyes.open(woven, "")
+    page.route("**/v1/cluster*", lambda route: route.fulfill(json=views))
+    page.locator("#token").fill(woven.admin)
+    page.keyboard.press("Enter")
+    soon(page, "#job-table .room", "left")
+    found = {view["job"]: read(JobView, view).slo_headroom for view in views["jobs"]}
+    shown = dict(zip(texts(page, "#job-table .name"), texts(page, "#job-table .room strong"), strict=True))
+    assert {job: text.lstrip("! ") for job, text in shown.items()} == {
+        job: f"{100 * left:.0f} % left" for job, left in found.items()
+    }
+    assert next(iter(shown)) == HOSTILE, "the nearest to its SLO stands first"
 
 
 def test_a_name_is_never_more_than_text(woven: Served, eyes: Eyes) -> None:

@@ -83,15 +83,16 @@ function headroom(job) {
   const slowdown = slowdownOf(job);
   const cell = { class: "number room", "data-name": "SLO" };
   if (slowdown === null) return make("td", cell, make("span", {}, `– of ${grouped(job.slo, 2)}×`), make("span", { class: "note" }, "no iteration yet"));
-  const used = job.slo > 1 ? (slowdown - 1) / (job.slo - 1) : slowdown > job.slo * 1.001 ? 1 : 0;
-  const kind = slowdown > job.slo * 1.001 ? "over" : used > 0.8 ? "near" : "calm";
-  const said = { over: "✕ over", near: `! ${Math.floor(100 * (1 - clamp(used, 0, 1)))} % left`, calm: `${Math.floor(100 * (1 - used))} % left` }[kind];
-  return make("td", { ...cell, class: `number room ${kind}` }, make("span", {}, `${grouped(slowdown, 2)}× of ${grouped(job.slo, 2)}×`), make("span", { class: "gauge" }, bar(clamp(used, 0, 1), 1, kind), make("strong", {}, said)));
+  const used = slowdown / job.slo; // as in `rollmux top` and in the figures for Prometheus
+  const kind = used > 1.001 ? "over" : slowdown - 1 > 0.8 * (job.slo - 1) ? "near" : "calm";
+  const left = `${grouped(100 * Math.max(0, 1 - used), 0)} % left`;
+  const said = { over: "✕ over", near: `! ${left}`, calm: left }[kind];
+  return make("td", { ...cell, class: `number room ${kind}` }, make("span", {}, `${grouped(slowdown, 2)}× of ${grouped(job.slo, 2)}×`), make("span", { class: "gauge" }, bar(used, 1, kind), make("strong", {}, said)));
 }
 
 function tightest(one, other) {
-  const room = (job) => (slowdownOf(job) === null ? -1 : (slowdownOf(job) - 1) / Math.max(0.01, job.slo - 1));
-  return room(other) - room(one) || natural(one.job, other.job);
+  const used = (job) => (slowdownOf(job) ?? 0) / job.slo;
+  return used(other) - used(one) || natural(one.job, other.job);
 }
 
 function drawJobs() {
