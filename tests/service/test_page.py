@@ -464,6 +464,11 @@ def test_the_page_says_when_nothing_is_heard_and_goes_on_with_the_next_controlle
         port = int(there.service.url.rpartition(":")[2])
     page.locator("#stale").get_by_text("Nothing has been heard").wait_for(timeout=20_000)
     assert page.locator("#link").get_attribute("data-state") == "late"
+    since = page.locator("#stale").inner_text()
+    page.evaluate("() => { const now = Date.now(); Date.now = () => now + 20 * 3600_000; }")  # it has slept
+    page.wait_for_timeout(1_200)
+    assert page.locator("#stale").inner_text() == since
+    assert page.evaluate("new Date().toLocaleDateString()") in since
     assert "stays" in page.locator("#job-table").inner_text()
     with looked_at(eyes, tmp_path, port) as there:
         there.admin = admin

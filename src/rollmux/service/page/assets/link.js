@@ -11,6 +11,11 @@ class Refused extends Error {
   }
 }
 
+function hear() {
+  store.heard = seconds();
+  store.heardAt = Date.now();
+}
+
 function token() {
   return sessionStorage.getItem(KEPT) ?? "";
 }
@@ -39,12 +44,12 @@ async function get(path) {
     try {
       const answer = await call(path, { signal: AbortSignal.timeout(15000) });
       const found = await answer.json();
-      store.heard = seconds();
+      hear();
       return found;
     } catch (error) {
       if (!(error instanceof Refused) || error.status !== TOO_MANY) throw error;
     }
-    store.heard = seconds(); // that is a word, too
+    hear(); // that is a word, too
     await pause(AGAIN_MS);
   }
 }
@@ -58,7 +63,7 @@ async function follow(after, signal, opened, heard) {
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    store.heard = seconds();
+    hear();
     text += value;
     const parts = text.split("\n\n");
     text = parts.pop();

@@ -47,7 +47,7 @@ function tellLink() {
   setText(byId("link-text"), late ? "No word from the controller" : streaming ? "Live" : trouble ? `Not live: ${trouble}` : "Reconnecting …");
   byId("link").dataset.state = late ? "late" : streaming ? "live" : "trying";
   stale.hidden = !late && !store.cluster.broken;
-  if (late) setText(stale, `Nothing has been heard of the controller since ${new Date(Date.now() - silent * 1000).toLocaleTimeString()}. What is shown is of then; jobs go on, and so does this page once it is back.`);
+  if (late) setText(stale, `Nothing has been heard of the controller since ${new Date(store.heardAt).toLocaleString()}. What is shown is of then; jobs go on, and so does this page once it is back.`);
   else if (store.cluster.broken) setText(stale, `The controller can change nothing: ${store.cluster.broken}`);
 }
 
@@ -145,7 +145,7 @@ function askAgain(why) {
 function comeIn() {
   if (/[^!-~]/.test(token())) return turnAway(new Refused(401, "no call can carry it"));
   life += 1;
-  store.heard = seconds();
+  hear();
   setText(byId("refused"), "");
   setText(byId("link-text"), "Connecting …");
   live(life);
