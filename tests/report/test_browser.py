@@ -1,6 +1,8 @@
 """The page in a real browser: it opens from a file without an error or a request, and answers keys and filters."""
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,24 @@ def test_the_mouse_pans_zooms_and_points(opened: Open) -> None:
     page.wait_for_function(f"document.querySelector('.stage').dataset.to != {panned[1]}")
     zoomed = window(page)
     assert zoomed[1] - zoomed[0] == pytest.approx((panned[1] - panned[0]) / 2)
+
+
+def test_a_finger_reads_what_it_points_at(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(html_report("On a phone", two_runs()), encoding="utf-8")
+    with closing(browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)) as context:
+        page = context.new_page()
+        page.goto(file.as_uri())
+        for plot, readout, wanted in (
+            ("#cost .plot", "#cost .readout", r"^5\.\d\d h\s+rollmux \$128\.94/h"),
+            ("#slo .plot", "#slo .readout", r"^no\. 3\s+rollmux: a-2"),
+            (".stage", "#gantt-status", "^rollout-0: a-2, rollout, iteration 4"),
+        ):
+            at = page.locator(plot).first
+            at.scroll_into_view_if_needed()
+            box = at.bounding_box()
+            page.touchscreen.tap(box["x"] + 0.6 * box["width"], box["y"] + 50)
+            assert re.match(wanted, page.locator(readout).inner_text()), page.locator(readout).inner_text()
 
 
 def test_any_group_of_any_policy_can_be_chosen_and_read_as_a_table(opened: Open) -> None:

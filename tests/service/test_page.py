@@ -437,6 +437,21 @@ def test_who_waits_is_shown_with_whom_it_waits_for_and_then_holds(tmp_path: Path
         soon(page, ".names li", r"train-0\s*⊘ draining")
 
 
+def test_a_finger_reads_the_phase_that_it_points_at(tmp_path: Path, eyes: Eyes) -> None:
+    with looked_at(eyes, tmp_path) as there:
+        hands = Hands(there)
+        hands.submit("pointed-at")
+        lease = hands.ask("pointed-at")
+        hands.report("pointed-at", "started", lease["epoch"])
+        page = eyes.open(there, viewport={"width": 400, "height": 800}, has_touch=True)
+        page.get_by_role("radio", name="5 min", exact=True).check(force=True)
+        page.wait_for_timeout(2_500)  # two pixels
+        page.locator(".stage").scroll_into_view_if_needed()
+        box = page.locator(".stage").bounding_box()
+        page.touchscreen.tap(box["x"] + box["width"] - 1, box["y"] + 34)
+        assert page.locator("#picked").inner_text().startswith("rollout-0: pointed-at, rollout 0, ")
+
+
 def test_a_job_that_has_its_place_and_no_script_is_shown_to_wait_for_that(tmp_path: Path, eyes: Eyes) -> None:
     with looked_at(eyes, tmp_path) as there:
         hands = Hands(there)

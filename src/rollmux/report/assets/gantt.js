@@ -187,7 +187,17 @@ function hit(view, event) {
 function listen(view, stage) {
   let drag = null;
   stage.addEventListener("keydown", (event) => keyed(view, event));
+  const choose = (event) => {
+    const found = hit(view, event);
+    if (found) view.lane = found.place;
+    if ((found?.lane !== view.chosen?.lane) || (found?.i !== view.chosen?.i)) {
+      view.chosen = found;
+      say(view);
+      view.redraw();
+    }
+  };
   stage.addEventListener("pointerdown", (event) => {
+    choose(event); // a finger has not moved there before
     drag = { x: event.clientX, from: view.from, to: view.to };
     stage.setPointerCapture(event.pointerId);
   });
@@ -199,13 +209,7 @@ function listen(view, stage) {
       const by = (drag.x - event.clientX) * perPx;
       return setWindow(view, drag.from + by, drag.to + by);
     }
-    const found = hit(view, event);
-    if (found) view.lane = found.place;
-    if ((found?.lane !== view.chosen?.lane) || (found?.i !== view.chosen?.i)) {
-      view.chosen = found;
-      say(view);
-      view.redraw();
-    }
+    choose(event);
   });
   stage.addEventListener("wheel", (event) => {
     const inner = stage.clientWidth - gutter(stage.clientWidth) - LANE.busy;

@@ -42,9 +42,7 @@ function headroomChart(runs, rows, hidden) {
   const chart = { plot, readout, ranked, longest: Math.max(1, ...ranked.map((list) => list.length)), cursor: null,
     shown: () => ranked.map((list, place) => [place, list]).filter(([place, list]) => list.length && !hidden.has(place)) };
   const redraw = keepDrawn(plot, (width) => drawHeadroom(chart, width, runs));
-  const at = (event) => (event.clientX - plot.getBoundingClientRect().left - ROOM.left) / (plot.clientWidth - ROOM.left - ROOM.right);
-  plot.addEventListener("pointermove", (event) => pointJob(chart, Math.round(at(event) * chart.longest - 0.5), runs));
-  plot.addEventListener("pointerleave", () => document.activeElement !== plot && pointJob(chart, null, runs));
+  pointedAt(plot, (part) => pointJob(chart, part === null ? null : Math.round(part * chart.longest - 0.5), runs));
   plot.addEventListener("focus", () => chart.cursor === null && pointJob(chart, 0, runs));
   plot.addEventListener("blur", () => pointJob(chart, null, runs));
   plot.addEventListener("keydown", (event) => {

@@ -20,6 +20,14 @@ function legend(runs, changed) {
   return { hidden, element: make("div", { class: "legend", role: "group", "aria-label": "Policies shown" }, ...buttons) };
 }
 
+// Tells where a plot is pointed at, as a part of its width: by a mouse as long as it is there, by a finger for longer.
+function pointedAt(plot, tell) {
+  const told = (event) => tell((event.clientX - plot.getBoundingClientRect().left - ROOM.left) / (plot.clientWidth - ROOM.left - ROOM.right));
+  plot.addEventListener("pointerdown", told);
+  plot.addEventListener("pointermove", told);
+  plot.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && document.activeElement !== plot && tell(null));
+}
+
 // lines: {place, name, at, value, slope, end}, times in ms
 function stepChart({ title, format, tick, lines, hidden }) {
   const plot = make("div", { class: "plot", tabindex: 0, role: "slider", "aria-orientation": "horizontal",
@@ -28,11 +36,7 @@ function stepChart({ title, format, tick, lines, hidden }) {
   const end = Math.max(...lines.map((line) => line.end));
   const chart = { title, format, tick, end, plot, readout, cursor: null, shown: () => lines.filter((line) => !hidden.has(line.place)) };
   const redraw = keepDrawn(plot, (width) => drawChart(chart, width));
-  plot.addEventListener("pointermove", (event) => {
-    const x = event.clientX - plot.getBoundingClientRect().left;
-    point(chart, (x - ROOM.left) / (plot.clientWidth - ROOM.left - ROOM.right) * end);
-  });
-  plot.addEventListener("pointerleave", () => document.activeElement !== plot && point(chart, null));
+  pointedAt(plot, (part) => point(chart, part === null ? null : part * end));
   plot.addEventListener("focus", () => chart.cursor === null && point(chart, 0));
   plot.addEventListener("blur", () => point(chart, null));
   plot.addEventListener("keydown", (event) => {

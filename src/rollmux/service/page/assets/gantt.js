@@ -73,7 +73,8 @@ function newLane(group) {
   lane.section = make("section", { class: "lane" }, lane.head, make("div", { class: "rows" }, lane.names, stage, lane.holds));
   stage.addEventListener("keydown", (event) => walk(lane, event));
   stage.addEventListener("pointermove", (event) => point(lane, event));
-  stage.addEventListener("pointerleave", () => { if (document.activeElement !== stage) pick(null); });
+  stage.addEventListener("pointerdown", (event) => point(lane, event));
+  stage.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch" && document.activeElement !== stage) pick(null); });
   stage.addEventListener("blur", () => pick(null));
   new IntersectionObserver((entries) => { lane.seen = entries.at(-1).isIntersecting; if (lane.seen) drawCanvas(lane, usesByNode()); }, { rootMargin: "200px" }).observe(stage);
   new ResizeObserver(() => drawCanvas(lane, usesByNode())).observe(stage);
