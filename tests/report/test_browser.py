@@ -4,13 +4,14 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollmux.report.page import html_report
-from rollmux.sim.outcome import Outcome
+from rollmux.sim.outcome import Level, Outcome
 from tests.browsing import contrast
 from tests.report.runs import bare, job, nothing, run, unfinished
 
@@ -225,6 +226,20 @@ def test_charts_read_values_at_a_cursor_and_hide_what_is_toggled(opened: Open) -
     for _ in range(5):
         page.keyboard.press("Shift+ArrowRight")
     assert f"rollmux ${4.9 * 143.75:,.2f}" in page.locator("#cost .readout").inner_text()
+
+
+@pytest.mark.parametrize("usd", [0.4, 0.0004, 4000.0])
+def test_the_ticks_of_a_chart_are_told_apart_and_say_where_they_stand(opened: Open, usd: float) -> None:
+    levels = (Level(0.0, 1, 1, usd, 1, 1), Level(60.0, 0, 0, 0.0, 0, 0))
+    page = opened([replace(run(), makespan_h=1 / 60, levels=levels)])
+    for measure in ("rate", "sum"):
+        page.locator("#cost-measure").select_option(measure)
+        for plot in page.locator("#cost .plot, #nodes .plot").all():
+            texts = [text.strip("$ s") for text in plot.locator(".tick").all_text_contents()]
+            places = [float(text.replace(",", "")) for text in texts[: texts.index("0", 1)]]
+            steps = [after - before for before, after in pairwise(places)]
+            assert steps == [pytest.approx(steps[0])] * len(steps)
+            assert steps[0] > 0
 
 
 def test_the_headroom_chart_names_the_jobs_from_the_tightest_on(opened: Open) -> None:

@@ -66,6 +66,11 @@ function ticksTo(most, about) {
   return ticks;
 }
 
+// A tick in as many digits as it has: steps of 0.25 and of 0.002 are told apart.
+function tickText(value) {
+  return value.toLocaleString("en-US", { maximumSignificantDigits: 6 });
+}
+
 function look(place) {
   return `series-${place % SERIES_LOOKS}`;
 }

@@ -113,7 +113,7 @@ function drawChart(chart, width) {
   const unit = unitOf(chart.end);
   const times = ticksTo(chart.end / unit.ms, clamp(Math.floor(inner.width / 80), 2, 10)).filter((time) => time * unit.ms <= chart.end * 1.0001);
   for (const time of times) {
-    svg.append(shape("text", { class: "tick", x: x(time * unit.ms), y: CHART_HEIGHT - 14, "text-anchor": "middle" }, `${grouped(time, time % 1 ? 2 : 0)} ${unit.name}`));
+    svg.append(shape("text", { class: "tick", x: x(time * unit.ms), y: CHART_HEIGHT - 14, "text-anchor": "middle" }, `${tickText(time)} ${unit.name}`));
   }
   for (const line of lines) {
     svg.append(shape("path", { class: `line ${look(line.place)}`, d: steps(line, x, y) }));
@@ -183,7 +183,7 @@ function showCost(host, runs) {
   function build() {
     const summed = measure.value === "sum";
     chart = stepChart({ title: summed ? "USD so far" : "USD per hour", format: (value) => `${usd(value)}${summed ? "" : "/h"}`,
-      tick: (value) => `$${grouped(value, value % 1 ? 1 : 0)}`, lines: timeLines(runs, "usd_per_hour", summed), hidden: toggles.hidden });
+      tick: (value) => `$${tickText(value)}`, lines: timeLines(runs, "usd_per_hour", summed), hidden: toggles.hidden });
     holder.replaceChildren(chart.element);
   }
   build();
@@ -197,6 +197,6 @@ function showNodes(host, runs) {
   const moving = panels.filter(([, key]) => timeLines(runs, key).some(peak));
   const still = panels.filter((panel) => !moving.includes(panel)).map(([title]) => plain(`${title}: none, at any time.`));
   const charts = moving.map(([title, key]) => stepChart({ title, format: (value) => grouped(value, 0),
-    tick: (value) => grouped(value, value % 1 ? 1 : 0), lines: timeLines(runs, key), hidden: toggles.hidden }));
+    tick: tickText, lines: timeLines(runs, key), hidden: toggles.hidden }));
   host.append(make("div", { class: "controls" }, toggles.element), make("div", { class: "panels" }, ...charts.map((chart) => chart.element)), ...still);
 }
