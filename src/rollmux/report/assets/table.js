@@ -53,7 +53,7 @@ function sortedTable({ id, caption, columns, rows, sortBy, descending = false, w
 // Missing values stand last, whichever way the rest is sorted.
 function compare(a, b, descending) {
   if (a === null || b === null) return (a === null) - (b === null);
-  const order = typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  const order = typeof a === "number" ? a - b : natural(a, b);
   return descending ? -order : order;
 }
 

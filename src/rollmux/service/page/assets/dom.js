@@ -41,6 +41,3 @@ function lasting(seconds) {
   if (seconds < 5990) return `${grouped(Math.round(seconds / 60), 0)} min`;
   return `${grouped(seconds / 3600, 1)} h`;
 }
-
-// Numbers in names count as numbers: node-9 stands before node-10.
-const natural = new Intl.Collator("en", { numeric: true }).compare;

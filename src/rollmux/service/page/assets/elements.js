@@ -28,3 +28,6 @@ function grouped(value, digits) {
 function counted(count, one, many) {
   return `${grouped(count, 0)} ${count === 1 ? one : many}`;
 }
+
+// Numbers in names count as numbers: node-9 stands before node-10.
+const natural = new Intl.Collator("en", { numeric: true }).compare;
