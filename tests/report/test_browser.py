@@ -235,6 +235,7 @@ def test_the_ticks_of_a_chart_are_told_apart_and_say_where_they_stand(opened: Op
     for measure in ("rate", "sum"):
         page.locator("#cost-measure").select_option(measure)
         for plot in page.locator("#cost .plot, #nodes .plot").all():
+            plot.locator("svg").wait_for()
             texts = [text.strip("$ s") for text in plot.locator(".tick").all_text_contents()]
             places = [float(text.replace(",", "")) for text in texts[: texts.index("0", 1)]]
             steps = [after - before for before, after in pairwise(places)]
@@ -274,6 +275,16 @@ def test_runs_with_odd_parts_are_drawn_all_the_same(opened: Open) -> None:
     assert column(page, "job-table", 1)[-1] == "stuck"
     assert page.locator("#job-table").get_by_text("</script><b>").is_visible()
     assert page.locator("#gantt-policy option").all_inner_texts() == ["<i>odd</i>"]
+
+
+def test_the_longest_name_leaves_room_for_the_figures_beside_it(opened: Open) -> None:
+    page = opened([run(jobs=(job("n" * 128), job("b"), job("c"), job("d")))])
+    page.set_viewport_size({"width": 800, "height": 844})
+    for table in ("job-table", "admission-table"):
+        name, beside = page.locator(f"#{table} tbody tr").filter(has_text="nnn").locator("th, td").all()[:2]
+        assert name.bounding_box()["width"] < 400
+        assert name.inner_text() == "n" * 128
+        assert beside.bounding_box()["x"] < 500
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -330,7 +330,7 @@ def test_another_token_in_the_address_ends_what_was_seen_with_the_one_before(wov
     page.locator(".stage").hover()
     bob = woven.service.tokens.create("bob in the same tab", Role.TENANT, "bob in the same tab")
     page.evaluate("token => { location.hash = `token=${token}`; }", bob)
-    page.wait_for_function("location.hash === ''")
+    page.wait_for_function("() => location.hash === ''")
     page.locator("#cluster").wait_for(state="visible")
     for _ in range(15):  # the stream of before is looked after once a second
         assert PLAIN not in page.content()
@@ -366,10 +366,10 @@ def test_a_tab_in_the_background_forgets_what_is_past_too(woven: Served, eyes: E
     page.add_init_script(IN_THE_BACKGROUND)
     page.evaluate("token => sessionStorage.setItem('rollmux-token', token)", woven.admin)
     page.reload()
-    page.wait_for_function("window.says && document.querySelector('#cluster').checkVisibility()")
+    page.wait_for_function("() => window.says && document.querySelector('#cluster').checkVisibility()")
     page.evaluate(MANY_PHASES)
     most = "() => Math.max(...window.maps.map((map) => map.size))"
-    page.wait_for_function(f"({most})() >= 12_000")
+    page.wait_for_function(f"() => ({most})() >= 12_000")
     page.wait_for_timeout(700)
     assert page.evaluate(most) <= 12_000
 
@@ -435,6 +435,19 @@ def test_who_waits_is_shown_with_whom_it_waits_for_and_then_holds(tmp_path: Path
         soon(page, "#span-table tbody tr", r"second\s+rollout 0[\s\S]*failed")
         there.post("/v1/nodes/train-0/drain")
         soon(page, ".names li", r"train-0\s*⊘ draining")
+
+
+def test_names_that_differ_in_their_ends_alone_are_told_apart(tmp_path: Path, eyes: Eyes) -> None:
+    with looked_at(eyes, tmp_path) as there:
+        for end in "12":
+            Hands(there).submit("n" * 127 + end)
+        page = eyes.open(there)
+        for width in (1280, 400):
+            page.set_viewport_size({"width": width, "height": 800})
+            soon(page, "#job-table .name", "n2$")
+            whole = "names => names.every((name) => name.scrollWidth <= name.clientWidth)"
+            assert page.locator("#job-table .name").evaluate_all(whole)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_a_finger_reads_the_phase_that_it_points_at(tmp_path: Path, eyes: Eyes) -> None:

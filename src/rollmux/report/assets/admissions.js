@@ -23,8 +23,7 @@ function showAdmissions(host, runs, goTo) {
 function admissionColumns(goTo) {
   const text = (key, label) => ({ key, label, value: (row) => row[key], cell: (row) => row[key] });
   return [
-    { key: "job", label: "Job", value: (row) => row.job, cell: (row) => row.hasSpans
-      ? make("button", { type: "button", class: "link", title: "Show in the timeline", click: () => goTo(row.place, row.group, row.job) }, row.job) : row.job },
+    jobColumn(goTo),
     { key: "at", label: "Time h", numeric: true, value: (row) => row.at, cell: (row) => grouped(row.at / 3600000, 2) },
     text("run", "Policy"),
     text("strategy", "Strategy"),

@@ -126,11 +126,9 @@ function crossPath(x, y, r) {
 function jobColumns(goTo) {
   const text = (key, label) => ({ key, label, value: (row) => row[key], cell: (row) => row[key] });
   const number = (key, label, digits) => ({ key, label, numeric: true, value: (row) => row[key], cell: (row) => fixed(row[key], digits) });
-  const name = { key: "job", label: "Job", value: (row) => row.job, cell: (row) => row.hasSpans
-    ? make("button", { type: "button", class: "link", title: "Show in the timeline", click: () => goTo(row.place, row.group, row.job) }, row.job) : row.job };
   const used = { key: "used", label: "Used of SLO", numeric: true, value: (row) => row.used,
     cell: (row) => make("span", { class: row.met ? null : "broken" }, `${row.met ? "" : "✕ "}${row.used === null ? "–" : `${(100 * row.used).toFixed(1)} %`}`) };
-  return [name, text("run", "Policy"), used, number("slowdown", "Slowdown ×", 3), number("slo", "SLO ×", 2),
+  return [jobColumn(goTo), text("run", "Policy"), used, number("slowdown", "Slowdown ×", 3), number("slo", "SLO ×", 2),
     number("arrival_h", "Arrived h", 2), number("started_h", "Started h", 2), number("ended_h", "Ended h", 2),
     number("iterations", "Iterations", 0), number("solo_s", "Alone s", 1), number("iteration_s", "Iteration s", 1),
     text("group", "Group"), text("admission", "Admission"), number("moves", "Moves", 0), number("restarts", "Restarts", 0)];

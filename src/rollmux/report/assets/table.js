@@ -50,6 +50,13 @@ function sortedTable({ id, caption, columns, rows, sortBy, descending = false, w
   } };
 }
 
+// The column of jobs' names, each of which leads to its job in the timeline, where there is one.
+function jobColumn(goTo) {
+  return { key: "job", label: "Job", value: (row) => row.job, cell: (row) => row.hasSpans
+    ? make("button", { type: "button", class: "link job-name", title: "Show in the timeline", click: () => goTo(row.place, row.group, row.job) }, row.job)
+    : make("span", { class: "job-name" }, row.job) };
+}
+
 // Missing values stand last, whichever way the rest is sorted.
 function compare(a, b, descending) {
   if (a === null || b === null) return (a === null) - (b === null);
