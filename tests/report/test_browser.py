@@ -15,7 +15,7 @@ from rollmux.sim.outcome import Level, Outcome
 from tests.browsing import contrast
 from tests.report.runs import bare, job, nothing, run, unfinished
 
-Open = Callable[[list[Outcome]], Any]
+Open = Callable[..., Any]  # with these runs, and perhaps in this tab
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     file = tmp_path / "report.html"
 
-    def opens(outcomes: list[Outcome]) -> Any:
+    def opens(outcomes: list[Outcome], page: Any = None) -> Any:
         file.write_text(html_report("Ten hours & four jobs", outcomes), encoding="utf-8")
-        page = context.new_page()
+        page = page or context.new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
@@ -293,6 +293,27 @@ def test_the_page_is_never_wider_than_its_window(opened: Open, width: int) -> No
     page.set_viewport_size({"width": width, "height": 844})
     page.wait_for_timeout(100)
     assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_on_paper_nothing_is_cut_off_and_the_ink_is_dark(opened: Open) -> None:
+    page = opened([])
+    # A browser that lays the page out for paper draws nothing anew: so what is drawn for the screen has to fit.
+    page.add_init_script("""{
+        const Real = ResizeObserver;
+        window.ResizeObserver = class extends Real {
+            constructor(told) { super(() => this.over || told()); setTimeout(() => this.over = true, 500); }
+        };
+    }""")
+    page = opened(two_runs(), page)
+    page.wait_for_function("() => document.querySelectorAll('.plot svg').length === 6")
+    page.wait_for_timeout(600)
+    page.emulate_media(media="print", color_scheme="dark")
+    page.set_viewport_size({"width": 700, "height": 900})
+    right = "all => Math.max(...all.map((one) => one.getBoundingClientRect().right))"
+    for drawn in (".plot svg", ".stage canvas", "table"):
+        assert page.locator(drawn).evaluate_all(right) <= 700, drawn
+    ink = "getComputedStyle(document.documentElement).getPropertyValue('--ink')"
+    assert contrast(page.evaluate(ink), "#ffffff") >= 4.5
 
 
 def test_everything_that_can_be_worked_has_a_name(opened: Open) -> None:
