@@ -106,6 +106,12 @@ def test_the_summary_says_whose_slo_breaks_and_what_keeping_every_one_costs() ->
     assert "75.0 % (1 broken)" in text
 
 
+def test_nothing_is_so_many_percent_more_than_nothing() -> None:
+    none = run("none", 0.0, (job("a", 1.7), job("b"), job("c"), job("d")))
+    text = re.sub(r"\s+", " ", headline(html_report("title", [none, run("safe", 10.0)])))
+    assert "Cheapest that keeps every SLO: safe , $10.00." in text
+
+
 def test_the_facts_of_every_run_are_in_the_page() -> None:
     outcomes = [run(), run("paper", 1500.0)]
     found = documents(html_report("title", outcomes))["facts"]["runs"]

@@ -77,11 +77,9 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     kept = [place for place in order if all(job.met for job in outcomes[place].jobs)]
     if kept and kept[0] != first:
         safe = outcomes[kept[0]]
-        more = percent(ratio(safe.usd_total, run.usd_total) - 1)
+        more = f", which is {percent(safe.usd_total / run.usd_total - 1)} more" if run.usd_total else ""
         name = escape(names[kept[0]])
-        words.append(
-            f"Cheapest that keeps every SLO: <strong>{name}</strong>, {usd(safe.usd_total)}, which is {more} more."
-        )
+        words.append(f"Cheapest that keeps every SLO: <strong>{name}</strong>, {usd(safe.usd_total)}{more}.")
     elif not kept and len(outcomes) > 1:
         words.append("No policy keeps every SLO.")
     if len(order) > 1:
