@@ -26,13 +26,20 @@ function violations(runs, rows) {
     const item = make("li", {}, sample(place, run.name), make("strong", {}, run.name), ": ");
     if (!broken.length) item.append(total ? `every SLO kept, ${counted(total, "job", "jobs")}.` : "no jobs.");
     else {
-      const names = broken.slice(0, NAMED).map((row) => `${row.job} (${fixed(row.slowdown, 3)}× of ${fixed(row.slo, 2)}×)`);
+      const names = broken.slice(0, NAMED).map((row) => `${row.job} (${howBroken(row)})`);
       const rest = broken.length - names.length;
       item.append(make("span", { class: "broken" }, `✕ ${grouped(broken.length, 0)} of ${counted(total, "SLO", "SLOs")} broken`),
         `: ${names.join(", ")}${rest ? `, and ${grouped(rest, 0)} more` : ""}.`);
     }
     return item;
   }));
+}
+
+// A job that was given up breaks its SLO however fast it was.
+function howBroken(row) {
+  if (!row.group) return "it never had a place";
+  if (row.failed) return "it was given up";
+  return row.slowdown === null ? "it did no iteration" : `${fixed(row.slowdown, 3)}× of ${fixed(row.slo, 2)}×`;
 }
 
 function headroomChart(runs, rows, hidden) {
@@ -75,7 +82,7 @@ function pointJob(chart, rank, runs) {
   cursor?.setAttribute("d", `M${x.toFixed(1)} ${ROOM.top}V${CHART_HEIGHT - ROOM.bottom}`);
   const said = chart.shown().filter(([, list]) => list[chart.cursor]).map(([place, list]) => {
     const row = list[chart.cursor];
-    return [place, `${runs[place].name}: ${row.job} ${fixed(row.slowdown, 3)}× of ${fixed(row.slo, 2)}×${row.met ? "" : ", broken"}`];
+    return [place, `${runs[place].name}: ${row.job} ${fixed(row.slowdown, 3)}× of ${fixed(row.slo, 2)}×${row.met ? "" : row.failed ? ", given up" : ", broken"}`];
   });
   readout.replaceChildren(make("strong", {}, `no. ${chart.cursor + 1}`),
     ...said.map(([place, text]) => make("span", { class: "reading" }, sample(place, runs[place].name), text)));
@@ -90,7 +97,7 @@ function drawHeadroom(chart, width, runs) {
   const x = (rank) => ROOM.left + (rank + 0.5) / chart.longest * (width - ROOM.left - ROOM.right);
   const y = (used) => ROOM.top + (CHART_HEIGHT - ROOM.top - ROOM.bottom) * (top - used) / (top - bottom);
   const svg = shape("svg", { width, height: CHART_HEIGHT, viewBox: `0 0 ${width} ${CHART_HEIGHT}`, role: "img",
-    "aria-label": `Slowdown over SLO. ${shown.map(([place, list]) => `${runs[place].name}: ${list.filter((row) => !row.met).length} of ${list.length} broken`).join("; ")}` });
+    "aria-label": `Slowdown over SLO. ${shown.map(([place, list]) => `${runs[place].name}: ${runs[place].jobs.met.filter((met) => !met).length} of ${runs[place].jobs.met.length} broken`).join("; ")}` });
   for (const value of ticksTo(top - bottom, 4).map((tick) => tick + bottom).filter((tick) => tick <= top && Math.abs(tick - 1) > 0.04 * (top - bottom))) {
     svg.append(shape("path", { class: "grid", d: `M${ROOM.left} ${y(value).toFixed(1)}H${width - ROOM.right}` }),
       shape("text", { class: "tick", x: ROOM.left - 8, y: y(value) + 4, "text-anchor": "end" }, `${Math.round(100 * value)} %`));
