@@ -21,8 +21,12 @@ function clamp(value, low, high) {
   return Math.max(low, Math.min(high, value));
 }
 
+// A page of many jobs has thousands of figures, and to make a format takes longer than to use it.
+const formats = new Map();
+
 function grouped(value, digits) {
-  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  if (!formats.has(digits)) formats.set(digits, new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+  return formats.get(digits).format(value);
 }
 
 function counted(count, one, many) {
