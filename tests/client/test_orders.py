@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from threading import Barrier, Condition, Event, Thread
+from threading import enumerate as enumerate_threads
 from time import sleep
 from typing import Any
 
@@ -336,6 +337,57 @@ def test_a_tail_moves_together_and_a_rollout_that_began_beside_it_grows() -> Non
     ((nodes, added),) = extended
     assert (set(nodes), set(added)) == ({*keep, *free}, set(keep))
     assert len(shrunk) == 1
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["at work", "over meanwhile"])
+def test_orders_that_come_together_are_carried_out_one_after_another_while_there_is_work(
+    is_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollout gets its last node as its tail is to leave one: work came to the node that it had said to be free."""
+    monkeypatch.setattr(stint, "HOOK_GRACE_S", 0.05)
+    world, crowd = World(rollout=2), Crowd()
+    ripe, told, shrunk, over = Event(), Event(), Event(), Event()
+    done: list[str] = []
+    wide = {"rollout": WIDE, "elastic_rollout": True, "tail": TAIL, "slo": 9.0}
+    with (
+        world.connect(job_data("first", **wide)) as one,
+        world.connect(job_data("second", **wide)) as two,
+        world.connect(job_data("third", **wide)) as three,
+    ):
+        one.runtime_hook("shrink")(lambda keep, free: None)
+
+        @two.runtime_hook("extend")
+        def extend(nodes: tuple[str, ...], added: tuple[str, ...]) -> None:
+            told.set()
+            over.wait(3.0 if is_over else 0.05)
+            done.append("extend")
+
+        @two.runtime_hook("shrink")
+        def shrink(keep: tuple[str, ...], free: tuple[str, ...]) -> None:
+            done.append("shrink")
+            shrunk.set()
+
+        def follow() -> None:
+            with two.phase("rollout"):
+                two.progress(9, 10)
+                soon(lambda: world.said("second", Said.PROGRESSED))
+                ripe.set()
+                assert (told if is_over else shrunk).wait(3.0)
+            over.set()
+
+        def wait() -> None:
+            with three.phase("rollout"):
+                pass
+
+        with one.phase("rollout"):
+            crowd.start(follow)
+            one.progress(9, 10)
+            assert ripe.wait(3.0)
+            crowd.start(wait)
+            soon(lambda: any(job == "third" and verb == "ask" for job, verb, _ in list(world.heard)))
+        crowd.join()
+        soon(lambda: not any(thread.name in ("rollmux-extend", "rollmux-shrink") for thread in enumerate_threads()))
+    assert done == (["extend"] if is_over else ["extend", "shrink"])
 
 
 def held_by(world: World, job: str) -> tuple[str, ...]:

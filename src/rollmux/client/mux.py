@@ -205,7 +205,8 @@ class Mux:
             self._aside.progress(done, total)
 
     def runtime_hook(self, name: str) -> Callable[[Hook], Hook]:
-        """Registers the function that obeys this order in the middle of a phase. It is called in another thread.
+        """Registers the function that obeys this order in the middle of a phase. It is called in another thread, and
+        only once the order before it is carried out; `lost` is called at once.
 
         - `pause()` stops the work at a safe point, and `resume()` lets it go on; between them the state is moved off
         - `shrink(keep, free)` moves the rollout's tail off the nodes that are to be free

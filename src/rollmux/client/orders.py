@@ -1,7 +1,8 @@
 """The controller's orders to a phase that is under way: to pause, to move its tail together, to use more nodes.
 
-Every order is carried out once, in a thread of its own, so that the signs of life go on meanwhile. An order for which
-the job has no hook is ignored: the phase simply goes on to its end.
+Every order is carried out once, in a thread of its own, so that the signs of life go on meanwhile, and after the orders
+before it: else work could come to nodes that have just been said to be free. An order for which the job has no hook, or
+whose turn comes when the work is over, is ignored.
 """
 
 import logging
@@ -64,14 +65,19 @@ def _start(stint: Stint, name: str, now: Held, carry_out: Callable[[], None]) ->
         order = (now.epoch, f"{name} {now.nodes}" if name == "extend" else name)
         if order in stint.heeded or name not in stint.link.hooks:
             return
-        Thread(target=_carry_out, args=(stint, carry_out), name=f"rollmux-{name}", daemon=True).start()
+        thread = Thread(target=_carry_out, args=(stint, stint.latest, carry_out), name=f"rollmux-{name}", daemon=True)
+        thread.start()
+        stint.latest = thread
         stint.heeded.add(order)
         stint.heeding += 1
 
 
-def _carry_out(stint: Stint, carry_out: Callable[[], None]) -> None:
+def _carry_out(stint: Stint, before: Thread | None, carry_out: Callable[[], None]) -> None:
     try:
-        carry_out()
+        if before is not None:
+            before.join()
+        if stint.working:
+            carry_out()
     except Exception:
         log.exception("%s could not do what was wanted of it", stint)
     finally:

@@ -22,6 +22,7 @@ is off the nodes (`Link.leave_behind_nothing`).
 """
 
 import logging
+from threading import Thread
 from time import monotonic
 
 from rollmux.client.errors import LeaseLost, Unreachable, reason_of
@@ -56,6 +57,7 @@ class Stint:
         self.disturbed = False  # it was told to make room: its state can't stay
         self.heeding = 0  # orders that are being carried out
         self.heeded: set[tuple[int, str]] = set()  # orders seen, by lease and name
+        self.latest: Thread | None = None  # carries out the latest order
         self.away_s = 0.0  # the time spent paused
         self.abandoned = False  # nobody waits for its next turn any more
         self.loaded: State = ()
