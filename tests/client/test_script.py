@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import rollmux
-from rollmux.client import AlreadyCommitted, CallRefused, LeaseLost, Mux, Unreachable
+from rollmux.client import AlreadyCommitted, CallRefused, LeaseLost, Mux, Unreachable, aside
 from rollmux.client.timings import Timing, Timings
 from rollmux.client.wire import read
 from rollmux.errors import InvalidSpec
@@ -421,6 +421,31 @@ def test_phases_are_measured_and_the_longest_of_the_first_few_is_reported_once()
         assert (profile.rollout_bytes, profile.train_bytes) == (7 * 10**9, None)
         assert 10**6 < (profile.process_bytes or 0) < 10**11
         assert world.record("a").job.rollout.measured_s == profile.rollout_s
+
+
+def test_what_was_measured_while_the_controller_was_away_is_told_once_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aside, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(aside, "INTERVAL_S", 0.01)
+    world, unheard = World(), list[str]()
+
+    def away(verb: str, message: object) -> str:
+        unheard.extend([verb] * (verb == "profile"))
+        return "lost" if verb == "profile" else ""
+
+    world.fate = away
+    with world.connect(job_data("a"), profile=1) as mux:
+        for _ in mux.steps(3):
+            for kind in ("rollout", "train"):
+                with mux.phase(kind):
+                    pass
+        soon(lambda: len(unheard) > 2)
+        assert world.record("a").job.rollout.measured_s is None
+        world.fate = lambda verb, message: ""
+        soon(lambda: world.record("a").job.rollout.measured_s)
+        mux.measured()
+    assert len(world.profiles("a")) == 1
 
 
 @pytest.mark.parametrize("measured_s", [(3.0,), (2.0, 3.0)])

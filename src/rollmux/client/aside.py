@@ -1,8 +1,12 @@
-"""Messages that may get lost: how far a rollout is, and how long phases take. No thread of the job waits for them."""
+"""Messages for which no thread of the job waits: how far a rollout is, and how long phases take.
+
+The former may get lost, as another one follows. The latter comes once, and is sent until it is heard.
+"""
 
 import logging
 from threading import Condition, Thread
 
+from rollmux.client.errors import Unreachable
 from rollmux.client.link import Link
 from rollmux.errors import RollmuxError
 from rollmux.mux.job import PhaseKind
@@ -62,12 +66,16 @@ class Aside(Thread):
                 profile, self._profile = self._profile, None
             if progress is not None:
                 self._send("report", progress, Heard)
-            if profile is not None:
-                self._send("profile", profile, Done)
+            if profile is not None and not self._send("profile", profile, Done):
+                with self._news:
+                    self._profile = self._profile or profile
             closing.wait(INTERVAL_S)
 
-    def _send(self, verb: str, message: Report | Profile, answer: type[Heard | Done]) -> None:
+    def _send(self, verb: str, message: Report | Profile, answer: type[Heard | Done]) -> bool:
+        """Whether there was an answer, even if it was a refusal."""
         try:
             self.link.send(verb, message, answer, patience_s=PATIENCE_S)
         except (RollmuxError, TypeError, ValueError) as error:  # the script's state says its size: any value may come
             log.debug("%s was not heard: %s", message, error)
+            return not isinstance(error, Unreachable)
+        return True
