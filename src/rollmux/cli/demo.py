@@ -125,8 +125,7 @@ def _folder(out: Path | None) -> Path:
 
 def _real(folder: Path, jobs: Sequence[DemoJob], as_json: bool) -> Figures:
     """Runs each job on nodes of its own; then all of them on the nodes of one."""
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGHUP, _leave)
+    _hear_signals()
     shown = Console(stderr=True) if as_json else console()
     with run_refusals():
         if jobs[0].engine is Engine.SLOTS:  # jobs without a model take the same time everywhere
@@ -142,9 +141,24 @@ def _real(folder: Path, jobs: Sequence[DemoJob], as_json: bool) -> Figures:
     return found
 
 
-def _leave(number: int, frame: object) -> None:
-    """Ends the command as an interrupt does: on the way out all that was started is ended."""
-    sys.exit(128 + number)
+def _hear_signals() -> None:
+    """From here on the first of these signals ends the command, unless it is ignored, as SIGHUP is below `nohup`.
+
+    On the way out all that was started is ended, and no further signal breaks that off.
+    """
+    heard = [
+        each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN
+    ]
+
+    def leave(number: int, frame: object) -> None:
+        for each in heard:
+            signal.signal(each, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    for each in heard:
+        signal.signal(each, leave)
 
 
 def _fitted(folder: Path, jobs: Sequence[DemoJob], shown: Console) -> list[DemoJob]:
