@@ -17,6 +17,7 @@ import pytest
 
 import rollmux.client.stint
 from rollmux.client import AlreadyCommitted, CallRefused, LeaseLost, Mux, Phase, Unreachable, attach
+from rollmux.client.stint import Stint
 from rollmux.mux.job import PhaseKind
 from rollmux.protocol.messages import Ask, Attach, Leave, Report, Said
 from tests.client.world import Crowd, Engine, World, job_data, soon
@@ -345,6 +346,32 @@ def test_who_could_not_move_its_state_off_does_not_say_that_it_leaves() -> None:
         raise KeyError("the body's own")
     mux.close()
     assert world.ended("a") != "finished"
+
+
+@pytest.mark.parametrize("method", ["end", "fail"])
+def test_a_phase_whose_end_is_interrupted_before_it_has_begun_gives_its_nodes_back(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, real, left = World(), getattr(Stint, method), ["once"]
+
+    def interrupted(stint: Stint, *told: Any) -> None:
+        if left:
+            left.pop()
+            raise KeyboardInterrupt
+        real(stint, *told)
+
+    monkeypatch.setattr(Stint, method, interrupted)
+    with world.connect(job_data("a")) as mux:
+
+        @mux.phase("rollout", state=Engine())
+        def rollout(fails: bool = False) -> None:
+            if fails:
+                raise ValueError
+
+        with pytest.raises(KeyboardInterrupt):
+            rollout(fails=method == "fail")
+        rollout()
+        assert world.record("a").progress.rolled == 1
 
 
 def test_who_is_refused_does_not_disturb_who_is_at_work() -> None:

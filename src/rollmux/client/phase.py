@@ -147,9 +147,14 @@ class Phase:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         stint, self._stint = self._stint, None
-        if stint is not None and self._mux.is_own:
-            self._end(stint, error)
-            self._hear(stint, error)
+        try:
+            if stint is not None and self._mux.is_own:
+                self._end(stint, error)
+                self._hear(stint, error)
+        except KeyboardInterrupt as broken_off:  # between two lines, too: nobody else would end the stint
+            if stint is not None and self._mux.is_own:
+                stint.fail(broken_off)
+            raise
 
     def _end(self, stint: Stint, error: BaseException | None) -> None:
         if error is None:
