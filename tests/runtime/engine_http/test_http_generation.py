@@ -12,8 +12,8 @@ import pytest
 from rollmux.errors import InvalidSpec
 from rollmux.runtime.engine.errors import EngineClosed, UpdateRefused
 from rollmux.runtime.engine.http import HttpEngine, Server, ServerFailed, ServerMismatch, ServerRefused, Sglang, Vllm
-from rollmux.runtime.engine.http.calls import Call, Reply
-from rollmux.runtime.engine.http.wire import Wire
+from rollmux.runtime.engine.http.calls import Attempt, Call, Reply
+from rollmux.runtime.engine.http.wire import Opening, Wire
 from rollmux.runtime.engine.requests import Ended, FinishReason, Generated, Grown, Unfinished
 from tests.runtime.engine_http import fake_server
 from tests.runtime.engine_http.fake_machine import VOCABULARY, draw, greedy
@@ -315,6 +315,24 @@ def test_a_proxy_that_the_environment_names_is_not_asked(dialect: str, monkeypat
     monkeypatch.delenv("no_proxy", raising=False)
     with rig(dialect, replace(PATIENT, ready_s=1.0)) as it:
         assert run(it.engine, request()).reason is FinishReason.LENGTH
+
+
+def test_a_stream_for_whose_end_the_inbox_has_no_room_keeps_no_close_waiting() -> None:
+    server = FakeServer()
+    wire = Wire(Server(server.url, connect_s=30.0), capacity=1)
+    closing = threading.Thread(target=wire.close)
+    try:
+        for name in ("first", "second"):
+            call = Vllm().generate(Attempt(name, request(count=2), ()))
+            wire.open(Opening((name, 1), call, lambda event: None))
+        assert eventually(lambda: len(wire._streams) == 1)  # the end of the other one takes all the room
+        assert eventually(lambda: not server.machine.running)
+        closing.start()
+        closing.join(10.0)
+        assert not closing.is_alive()
+    finally:
+        wire.close()
+        server.close()
 
 
 @BOTH

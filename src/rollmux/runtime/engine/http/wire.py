@@ -128,6 +128,11 @@ class Stream:
             if self._hung_up:
                 self.hang_up_here()
 
+    def ends(self) -> bool:
+        """Its connection is put back, so it may be cancelled again; False if it was hung up."""
+        self._closing = False
+        return not self._hung_up
+
 
 class Wire:
     """The connection to one server: asks, and listens to streams."""
@@ -233,7 +238,10 @@ class Wire:
         return await self._asked(call, self._server.call_s, stream)
 
     async def _follow(self, opening: Opening, stream: Stream) -> None:
-        """Reads a stream. Each ends by a note that it is cut, which changes nothing if its response was over before."""
+        """Reads a stream. Each ends by a note that it is cut, which changes nothing if its response was over before.
+
+        One that was hung up ends without: it would wait for room in the inbox, and `close` would wait for it.
+        """
         if not stream.begins(_this_task()):
             return
         try:
@@ -242,7 +250,8 @@ class Wire:
             last = Cut(_said(error))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             last = Cut(f"what came can't be read: {error}")  # JSON may have any shape: it is not trusted
-        await self._inbox.put(Heard(opening.key, last))
+        if stream.ends():
+            await self._inbox.put(Heard(opening.key, last))
 
     async def _streamed(self, opening: Opening, stream: Stream) -> Cut | Refused:
         if opening.before is not None:
