@@ -570,6 +570,30 @@ def test_a_stranger_who_says_a_byte_now_and_then_is_hung_up_on(tmp_path: Path, m
         stranger.close()
 
 
+def test_who_takes_a_piece_slowly_is_not_silent() -> None:
+    patience_s, size = 0.8, 450_000
+    near, far = socket.socketpair()
+    for link in (near, far):
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    came = bytearray()
+
+    def takes() -> None:
+        while part := far.recv(10_000):
+            came.extend(part)
+            time.sleep(0.02)
+
+    taking = Thread(target=takes, daemon=True)
+    taking.start()
+    giver = Channel(near, Inline(), patience_s)
+    begun = time.monotonic()
+    giver.give(Header(Kind.PLAIN, 0, size), bytes(size), 0)
+    assert time.monotonic() - begun > patience_s
+    giver.close()
+    taking.join()
+    far.close()
+    assert came == Header(Kind.PLAIN, 0, size).pack() + bytes(size)
+
+
 @pytest.mark.parametrize("delta", [False, True])
 def test_a_byte_of_what_is_served_that_went_bad_is_sent_again(tmp_path: Path, delta: bool) -> None:
     with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path, delta=delta) as made:

@@ -152,13 +152,16 @@ def _trouble() -> Iterator[None]:
 
 
 def send_all(link: socket.socket, header: bytes, payload: Payload) -> None:
-    """Sends both, by one system call if that takes them all. The payload is not copied here."""
+    """Sends both, by one system call if that takes them all. The payload is not copied here.
+
+    Not by `sendall`, which counts its patience for all bytes together: a slow connection is not a silent one.
+    """
     sent = link.sendmsg([header, payload])
-    if sent < len(header):
-        link.sendall(header[sent:])
-        sent = len(header)
-    if sent - len(header) < len(payload):
-        link.sendall(memoryview(payload)[sent - len(header) :])
+    for part in (header, payload):
+        left = memoryview(part)[sent:]
+        sent = max(0, sent - len(part))
+        while left:
+            left = left[link.send(left) :]
 
 
 def fill(link: socket.socket, into: memoryview) -> None:
