@@ -33,7 +33,7 @@ from rollmux.runtime.engine.http import wire as wire_module
 from rollmux.runtime.engine.http.calls import Call, Reply
 from rollmux.runtime.engine.http.errors import MemoryUnknown
 from rollmux.runtime.engine.http.wire import Wire
-from rollmux.runtime.engine.requests import Ended, FinishReason
+from rollmux.runtime.engine.requests import Ended, FinishReason, Grown
 from rollmux.runtime.engine.seam import Begun
 from tests.runtime.engine_http.fake_machine import BASE_BYTES, CACHE_BYTES, WEIGHTS_BYTES, greedy
 from tests.runtime.engine_http.fake_server import FakeServer
@@ -49,6 +49,7 @@ from tests.runtime.engine_http.rigs import (
     request,
     rig,
     run,
+    until,
 )
 
 ORDER = {
@@ -126,6 +127,24 @@ def test_what_the_server_has_sent_by_the_time_of_its_pause_is_not_lost(dialect: 
         assert it.engine.unfinished == 0
         (ended,) = [event for event in (*told, *it.engine.step()) if isinstance(event, Ended)]
     assert ended.response.tokens == greedy("base", PROMPT, 12)
+
+
+@BOTH
+def test_what_came_as_it_fell_asleep_is_told_by_whoever_goes_on_with_it(dialect: str) -> None:
+    with rig(dialect, token_s=0.005) as it, rig(dialect) as other:
+        it.engine.submit(request(count=60))
+        told = grown(it.engine, 2)
+        time.sleep(0.05)  # more has come, and nobody has looked
+        it.engine.suspend()
+        other.engine.adopt(it.engine.export())
+        told += until(other.engine, lambda events: not other.engine.unfinished)
+        assert it.engine.step() == []
+        tokens: list[int] = []
+        for event in told:
+            if isinstance(event, Grown):
+                assert event.first == len(tokens)
+                tokens += event.gained.tokens
+        assert tuple(tokens) == greedy("base", PROMPT, 60)
 
 
 @BOTH

@@ -55,7 +55,7 @@ class Counter:
         self.live: dict[str, Live] = {}
         self.waiting: dict[str, None] = {}  # in the order in which they go next
         self.open: dict[str, Open] = {}
-        self.events: list[Event] = []
+        self.events: list[tuple[Event, Live]] = []  # those that are not told yet, and whose they are
         self.continued_tokens = 0
         self._spoke_s = self._anew_s = -inf  # when any stream last said something, and since when streams can be heard
         self._attempts = 0  # of all requests together: so a request that comes back has new numbers
@@ -136,7 +136,7 @@ class Counter:
             self.cut(live, f"tokens {len(live.tokens)} and on are missing")
             return
         if gained.tokens:
-            self.events.append(Grown(live.request.id, first, gained))
+            self.events.append((Grown(live.request.id, first, gained), live))
         if piece.over is None:
             return
         if piece.over is Over.ABORT and live.attempt <= self._paused:
@@ -171,12 +171,15 @@ class Counter:
 
     def end(self, live: Live, reason: FinishReason, why: str = "") -> str | None:
         name = self._leave(live)
-        self.events.append(Ended(live.request.id, reason, live.generated(), why))
+        self.events.append((Ended(live.request.id, reason, live.generated(), why), live))
         return name
 
     def remove(self, live: Live) -> Unfinished:
+        """Takes a request out with the tokens that were told: whoever goes on with it draws the others again."""
         self._leave(live)
-        return live.unfinished()
+        untold = next((event.first for event, whose in self.events if whose is live and isinstance(event, Grown)), None)
+        self.events = [(event, whose) for event, whose in self.events if whose is not live]
+        return live.unfinished(untold)
 
     def _leave(self, live: Live) -> str | None:
         name = self._hang_up(live)
@@ -201,4 +204,4 @@ class Counter:
 
     def told(self) -> list[Event]:
         events, self.events = self.events, []
-        return events
+        return [event for event, _ in events]
