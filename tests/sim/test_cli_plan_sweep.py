@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from rollmux.cli.plan import plan
 from rollmux.cli.sweep import sweep
 from rollmux.sim.generate import GENERATORS
+from rollmux.sim.sweep import Case, is_drawn
 from rollmux.sim.workload_file import write_workload
 from tests.calling import printed, told
 
@@ -139,6 +140,20 @@ def test_a_single_seed_has_no_interval(tmp_path: Path) -> None:
     assert (code, output.count("±")) == (0, 1)
     (row,) = data(*words)
     assert row["usd_total"]["half_width"] is None
+
+
+def test_what_draws_nothing_is_run_once_and_has_no_interval(tmp_path: Path) -> None:
+    """It was run with every seed, and its equal results looked like a mean that is known to the last digit."""
+    path, out = tmp_path / "jobs.csv", tmp_path / "r.jsonl"
+    write_workload(GENERATORS["mixed"](0, 4, 2.0), path)
+    words = ("sweep", "--workload", path, "--policy", "solo,random", "--seeds", "1:4", "--workers", "1", "-o", out)
+    rows = data(*words)
+    assert [(row["policy"], row["seeds"]) for row in rows] == [("solo", 1), ("random", 3)]
+    assert rows[0]["usd_total"]["half_width"] is None
+    code, output = run(*words)
+    assert (code, output.count("4 runs;"), output.count("the same with every seed: run once")) == (0, 1, 1)
+    assert [row["seeds"] for row in data(*words, "--fidelity", "phase", "--realised", "tail")] == [3, 3]
+    assert not is_drawn(Case(str(path), "gavel", fidelity="phase", realised="tail"))  # it plays no phase
 
 
 def test_a_sweep_says_what_the_slos_of_co_located_jobs_are_held_against(tmp_path: Path) -> None:

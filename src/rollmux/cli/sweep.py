@@ -20,7 +20,7 @@ from rollmux.sim.generate import GENERATORS
 from rollmux.sim.policies import CONTENDERS, OPTIMAL, played_paced
 from rollmux.sim.realised import BOUND
 from rollmux.sim.replay import Accounting, Fidelity
-from rollmux.sim.sweep import FIGURES, Case, Figures, Interval, Summary, summaries
+from rollmux.sim.sweep import FIGURES, Case, Figures, Interval, Summary, is_drawn, summaries
 from rollmux.sim.sweep import sweep as run_sweep
 from rollmux.system import cores
 
@@ -70,8 +70,10 @@ def sweep(
         realised=realised,
         cluster="" if cluster is None else str(cluster),
     )
-    kinds = product(_list("workload", workload), _sizes(max_group), _policies(policy), _seeds(seeds))
+    drawn_by = _seeds(seeds)
+    kinds = product(_list("workload", workload), _sizes(max_group), _policies(policy), drawn_by)
     cases = [replace(asked, workload=w, max_group=most, policy=p, seed=seed) for w, most, p, seed in kinds]
+    cases = [case for case in cases if case.seed == drawn_by[0] or is_drawn(case)]
     simulated.note_paced(_policies(policy), realised)
     require_writable("--out", out)
     require_writable("--json", json_out)
@@ -181,6 +183,10 @@ def show(found: list[Summary], console: Console) -> None:
         if said.partition(":")[0] in headers:
             console.print(said)
     console.print("Means over the seeds, ± half of the 95 % confidence interval.")
+    if not all(is_drawn(each.case) for each in found):
+        console.print(
+            "What draws nothing, as jobs of a file under most policies, is the same with every seed: run once."
+        )
     for note in simulated.notes_under_table([each.case.policy for each in found]):
         console.print(note)
 

@@ -20,7 +20,7 @@ class Contender:
     colocated: bool = False
 
 
-COLOCATED = "colocated"
+COLOCATED, RANDOM = "colocated", "random"
 # The offline optimum, which is no policy.
 OPTIMAL = "optimal"
 
@@ -28,7 +28,7 @@ CONTENDERS: dict[str, Contender] = {
     "solo": Contender(lambda most, seed: Solo()),
     COLOCATED: Contender(lambda most, seed: Solo(name=COLOCATED), colocated=True),
     "gavel": Contender(lambda most, seed: gavel(most), paced_only=True),
-    "random": Contender(lambda most, seed: random_place(seed, most)),
+    RANDOM: Contender(lambda most, seed: random_place(seed, most)),
     "most-idle": Contender(lambda most, seed: most_idle(most)),
     "paper": Contender(lambda most, seed: PaperPolicy(max_group=most)),
     "rollmux": Contender(lambda most, seed: RollmuxPolicy(max_group=most), max_group=8, compaction=True),

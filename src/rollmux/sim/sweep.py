@@ -29,7 +29,7 @@ from rollmux.sim.abilities import PAUSE_S, SPARES
 from rollmux.sim.generate import GENERATORS
 from rollmux.sim.optimal_run import optimal_replay, require_optimum
 from rollmux.sim.outcome import Outcome
-from rollmux.sim.policies import CONTENDERS, OPTIMAL
+from rollmux.sim.policies import CONTENDERS, OPTIMAL, RANDOM, played_paced
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS, durations
 from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
 from rollmux.sim.summary import summary
@@ -80,6 +80,12 @@ class Summary:
     case: Case
     seeds: int
     figures: dict[str, Interval]
+
+
+def is_drawn(case: Case) -> bool:
+    """Whether the case depends on its seed. Runs that don't are one run again and again, and tell of no other."""
+    draws_durations = case.realised != BOUND and not played_paced(case.policy)
+    return case.workload in GENERATORS or case.policy == RANDOM or draws_durations
 
 
 def run_case(case: Case) -> Figures:
