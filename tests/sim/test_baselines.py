@@ -27,7 +27,7 @@ from rollmux.sim.outcome import Outcome
 from rollmux.sim.production import production_jobs
 from rollmux.sim.replay import Fidelity, Settings, replay
 from rollmux.sim.workload import Workload
-from tests.builders import TRAIN_USD, any_jobs, group, groups_of, job, pinned, snapshot, strict_jobs
+from tests.builders import SHARED_CLUSTER, TRAIN_USD, any_jobs, group, groups_of, job, pinned, snapshot, strict_jobs
 from tests.sim.worlds import workload, workloads
 
 RATIO = 4.0 / 3.35
@@ -129,6 +129,16 @@ def test_in_slices_each_has_the_part_that_its_slo_asks_for_and_all_of_it_is_give
     assert (late is not None) == (sum(asked) > 1 + 1e-9)
     if late is None:
         assert all(part >= wanted - 1e-9 for part, wanted in zip(parts, asked, strict=True))
+
+
+@pytest.mark.parametrize(("slo", "nodes"), [(1.0, 2), (2.0, 1)])
+def test_in_its_slices_no_job_does_two_phases_at_once_on_one_node(slo: float, nodes: int) -> None:
+    """It cost less than its work, as its rollouts ran ahead on the node that was training."""
+    ahead = replace(job("a", 100.0, 100.0, slo=slo), staleness=1)
+    outcome = replay(workload(ahead, iterations=10), "gavel", Settings(cluster=SHARED_CLUSTER))
+    assert outcome.peak_train == nodes
+    assert outcome.jobs[0].slowdown == 2 / nodes
+    assert outcome.usd_total == pytest.approx(outcome.fluid_usd)
 
 
 def test_gavel_joins_the_fullest_group_that_has_the_part_left() -> None:

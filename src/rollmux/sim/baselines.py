@@ -91,12 +91,16 @@ def _emptiest_first(plans: list[Plan], job: JobSpec) -> list[Plan]:
 class SliceForecaster(Forecaster):
     """Jobs that take turns as wholes: while one has the nodes, in rollout or training, the others wait.
 
-    Each gets the share that its SLO asks for, and what is left over is shared in proportion.
+    Each gets the share that its SLO asks for, and what is left over is shared in proportion. In its turn it is as fast
+    as alone on these nodes: where both of its phases are on one node, no rollout runs ahead beside its training.
     """
 
     def forecast(self, group: Group) -> Forecast:
         asked = sum(1 / member.job.slo for member in group.members)
-        return Forecast(tuple(member.job.solo_s * member.job.slo * asked for member in group.members), exact=True)
+        return Forecast(tuple(self._alone_s(group, m) * m.job.slo * asked for m in group.members), exact=True)
+
+    def _alone_s(self, group: Group, member: Member) -> float:
+        return max(member.job.solo_s, *super().forecast(Group(group.id, (member,), group.order)).iteration_s)
 
     def late(self, group: Group) -> tuple[Member, float] | None:
         times = self.forecast(group).iteration_s
