@@ -16,7 +16,7 @@ from rollmux.sim.replay import Accounting, Fidelity, Settings, replay
 from rollmux.sim.summary import summary
 from rollmux.sim.workload import HOUR_S, Arrival, Workload
 from tests.builders import ROLLOUT_USD, TRAIN_USD, job
-from tests.sim.worlds import workload
+from tests.sim.worlds import fixed, workload
 
 TOO_LARGE = replace(job("large"), rollout=PhaseSpec(100.0, nodes=1, resident_bytes=10**16))
 
@@ -70,6 +70,36 @@ def test_who_leaves_before_an_iteration_keeps_its_slo_if_none_was_due(
     assert (short.iterations, short.slowdown, short.met) == (0, None, met)
     assert outcome.fluid_usd == 0.0
     assert summary(outcome)["cost_over_fluid"] is None
+
+
+@pytest.mark.parametrize("fidelity", Fidelity)
+@pytest.mark.parametrize(("life_s", "met"), [(900.0, True), (1100.0, False)])
+def test_a_job_that_waits_out_its_life_has_not_kept_its_slo_whatever_it_did_before(
+    fidelity: Fidelity, life_s: float, met: bool
+) -> None:
+    """It does two iterations of 200 s, loses its node in the third, and has none from then on: three may take 900 s."""
+    lost = Settings(
+        cluster=fixed(1, 1),
+        accounting=Accounting.LIFETIME,
+        fidelity=fidelity,
+        faults=Faults(node_mtbf_h=0.25, repair_h=1.0),
+        seed=0,
+    )
+    jobs = Workload("w", (Arrival(0.0, life_s, job("a", 100.0, 100.0, slo=1.5)),))
+    (each,) = replay(jobs, "solo", lost).jobs
+    assert (each.iterations, each.restarts) == (2, 0)
+    assert each.slowdown == pytest.approx(1.0, abs=0.1)
+    assert (each.met, each.over_slo > 1.001) == (met, not met)
+
+
+@pytest.mark.parametrize("name", ["tail", "drift"])
+def test_the_iteration_in_which_a_life_ends_is_not_held_against_it(name: str) -> None:
+    """Nobody is slowed alone, however long the iteration under way takes beside those that were done."""
+    jobs = GENERATORS["mixed"](0, 40, 10.0)
+    short = tuple(replace(a, duration_s=a.job.solo_s * (1 + i / 10)) for i, a in enumerate(jobs.arrivals))
+    strict = Workload("w", tuple(replace(a, job=replace(a.job, slo=1.0, staleness=i % 3)) for i, a in enumerate(short)))
+    outcome = replay(strict, "solo", Settings(accounting=Accounting.LIFETIME, takes=durations(name, 0)))
+    assert [each.job for each in outcome.jobs if not each.met] == []
 
 
 def test_limits_are_of_the_iterations_done() -> None:

@@ -165,6 +165,7 @@ class _Run:
                 group=job.group,
                 admission=OPTIMAL,
                 moves=0,
+                slowdown_at_least=life_s / ((iterations + 1) * spec.solo_s),
             )
         )
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from rollmux.sim.workload import HOUR_S
-
 # A job may be this much over its SLO: whole iterations don't end at its last second.
 SLO_ROUNDING = 1.001
 
@@ -15,7 +13,8 @@ class JobOutcome:
     If its phases were played, its first iteration may take `ramp_s` longer, as it does alone: neither time has that. It
     began again `moves` times because it was moved, and `restarts` times after a fault; it `failed` if it was given up
     in the end. Times are None for a start or an iteration that never came. `refused` says why it was not let into the
-    line.
+    line. `slowdown_at_least` also counts the time after the last iteration that was done: it is the slowdown if one
+    more, as long as any may be alone, had ended with the job.
     """
 
     job: str
@@ -34,15 +33,12 @@ class JobOutcome:
     failed: bool = False
     ramp_s: float = 0.0
     refused: str = ""
+    slowdown_at_least: float = 0.0
 
     @property
     def over_slo(self) -> float:
-        """Its slowdown over its SLO. A job without an iteration counts as if its first had ended with it."""
-        slowdown = self.slowdown
-        if slowdown is None:
-            begin_h = self.arrival_h if self.started_h is None else self.started_h
-            slowdown = ((self.ended_h - begin_h) * HOUR_S - self.ramp_s) / self.solo_s
-        return slowdown / self.slo
+        """Its slowdown over its SLO, which may also be broken by an iteration that was never done."""
+        return max(self.slowdown or 0.0, self.slowdown_at_least) / self.slo
 
     @property
     def met(self) -> bool:

@@ -175,6 +175,10 @@ def _job_outcome(arrival: Arrival, cast: Cast, books: Books, paced: bool) -> Job
     elif name in cast.active_s:
         solo_s = cast.active_s[name] / iterations
     iteration_s = cast.iteration_s(name) - ramp_s / iterations if iterations else None
+    begin_s = arrival.at_s if started_s is None else started_s
+    # The longest that one more iteration may take alone. Of the first one the ramp is taken off on both sides.
+    next_s = arrival.job.rollout.duration_s + arrival.job.train.duration_s + arrival.job.sync_s
+    next_s -= 0.0 if iterations else ramp_s
     first = books.first.get(name)
     return JobOutcome(
         job=name,
@@ -193,6 +197,7 @@ def _job_outcome(arrival: Arrival, cast: Cast, books: Books, paced: bool) -> Job
         failed=name in cast.failed,
         ramp_s=ramp_s,
         refused="; ".join(books.refused.get(name, ())),
+        slowdown_at_least=(ended_s - begin_s - ramp_s) / (iterations * solo_s + next_s),
     )
 
 
