@@ -240,6 +240,13 @@ def test_sias_durations_may_stand_in_the_file(tmp_path: Path) -> None:
     )
 
 
+def test_a_sia_job_of_which_nobody_knows_when_it_comes_is_told_of(tmp_path: Path) -> None:
+    """It was left out without a word."""
+    trace = lines(tmp_path, "workload-1.csv", SIA_HEADER, *SIA_ROWS, "bert-3,,bert,8,384")
+    found = problems_of(lambda: import_sia(trace, None, {"cifar10": 0.5, "bert": 2.0}))
+    assert found == ["line 5, time = '': must be a number; mend it or take the job out"]
+
+
 def test_a_sia_trace_needs_its_header(tmp_path: Path) -> None:
     assert "header with application" in problems_of(lambda: import_sia(lines(tmp_path, "w.csv", *SIA_ROWS)))[0]
     table = lines(tmp_path, "w.csv", "application,time", "bert,1")

@@ -74,10 +74,10 @@ class _Trace:
         if duration_s > 0 and gpus != 0:
             self.jobs.append(_TraceJob(name, at_s, duration_s, gpus))
 
-    def number(self, row: Mapping[str, str], line: int, name: str) -> float | None:
-        """A number of a row; None if its cell is empty."""
+    def number(self, row: Mapping[str, str], line: int, name: str, *, may_lack: bool = True) -> float | None:
+        """A number of a row; None if its cell is empty, which is reported unless it may be."""
         text = row[name].strip()
-        if text.lower() in ("", "nan", "none"):
+        if text.lower() in ("", "nan", "none") and may_lack:
             return None
         try:
             number = float(text)
@@ -334,7 +334,7 @@ def import_sia(
         if duration_s is None:
             unknown.setdefault(application, line)
             continue
-        at_s = trace.number(row, line, "time")
+        at_s = trace.number(row, line, "time", may_lack=False)
         if at_s is not None:
             gpus = trace.number(row, line, "num_replicas") if "num_replicas" in row else None
             trace.add(row["name"], at_s, duration_s, gpus)
