@@ -654,9 +654,9 @@ def test_a_measurement_gives_back_nothing_of_what_a_move_is_to_cost(longer: floa
     assert state.groups[record.target[0]].member("A").limit_s == pytest.approx(there.limit_s * longer)
 
 
-@pytest.mark.parametrize(("synced_at", "limit_s"), [(2000.0, 7100 / 60), (2800.0, 110.0), (3900.0, 100.0)])
+@pytest.mark.parametrize(("synced_at", "limit_s"), [(2000.0, 120.0), (2800.0, 110.0), (3900.0, 100.0)])
 def test_a_measurement_gives_back_nothing_of_an_slo_that_has_been_used_up(synced_at: float, limit_s: float) -> None:
-    """Of 60 iterations, in 7,200 s, 20 are done. A newcomer may take 118 s for each; one that is late may not."""
+    """Of 60 iterations, in 7,200 s, 20 are done. Who is in time may take as long as before; who is late may not."""
     machine = started(job("A", iterations=60))
     state, progress = machine.state, machine.state.jobs["A"].progress
     progress.rolled = progress.trained = progress.synced = 20
@@ -676,7 +676,25 @@ def test_what_is_left_of_an_slo_is_told_by_what_was_measured(declared_s: float, 
     allowed = record.limit_s(now)
     assert allowed is not None
     limit_s = machine.state.groups["group-0"].member("A").limit_s
-    assert limit_s == pytest.approx(max(100.0, min(allowed, record.job.opening_limit_s)))
+    assert limit_s == pytest.approx(max(100.0, min(allowed, record.job.limit_s)))
+
+
+def test_a_measurement_takes_nothing_that_a_job_has_gained_and_its_neighbours_count_on() -> None:
+    """A was alone for 50 of 100 iterations, so it may take 138 s for each other one; with B it takes 130."""
+    cast = pairs(Checked(), job("A", iterations=100))
+    cast.run(5000.0)
+    pairs(cast, job("elsewhere", slo=1.0, iterations=100))  # as it starts, limits follow what was gained
+    long = PhaseSpec(65.0, 1)
+    pairs(cast, job("B", iterations=100, slo=1.5, rollout=long, train=long))
+    state = cast.machine.state
+    assert cast.jobs["A"].group_id == cast.jobs["B"].group_id
+    cast.run(5600.0)
+    before_s = state.groups[cast.jobs["A"].group_id].member("A").limit_s
+    cast.tell(ev.JobProfiled("A", 1, 50.0, 50.0, 0.0, (0.0, 0.0)))
+    cast.tell(ev.JobProfiled("A", 1, 50.0, 50.1, 0.0, (0.0, 0.0)))
+    assert state.groups[cast.jobs["A"].group_id].member("A").limit_s == pytest.approx(before_s * 1.001)
+    assert not state.strained
+    assert not [name for name, record in cast.jobs.items() if record.target is not None]
 
 
 def test_one_move_that_will_relieve_a_group_is_waited_for() -> None:

@@ -165,20 +165,19 @@ class ClusterState:
     def learn(self, now: float, record: JobRecord, job: JobSpec) -> list[str]:
         """Takes over what was measured of a job's phases; returns its groups.
 
-        The job does not get back what it has used up of its SLO, nor what the move costs that it is about to make.
+        The job does not get back what it has used up of its SLO, nor what the move costs that it is about to make. Nor
+        does it lose what it has gained: it may have been joined since, or have moved, by the limit that it had then.
         """
         known, record.job = record.job, job
         limit_s = record.limit_s(now)  # by the new measurements
         homes = [record.group_id] + ([record.target[0]] if record.target else [])
         for group_id in homes:
-            at_most_s = job.opening_limit_s if limit_s is None else limit_s
-            if record.target:
-                before_s = self.groups[group_id].member(job.id).limit_s
-                at_most_s = min(at_most_s, before_s * job.solo_s / known.solo_s)
-            group = self.groups[group_id].with_job(job)
-            if at_most_s < job.opening_limit_s:
-                group = group.with_limits({job.id: max(at_most_s, job.solo_s)})
-            self.change(group)
+            group = self.groups[group_id]
+            before_s = group.member(job.id).limit_s * job.solo_s / known.solo_s
+            at_most_s = before_s if record.target else max(before_s, job.opening_limit_s)
+            if limit_s is not None:
+                at_most_s = min(at_most_s, limit_s)
+            self.change(group.with_job(job).with_limits({job.id: max(at_most_s, job.solo_s)}))
         if record.state is Job.RUNNING:
             seat = self.seat(record)
             seat.job = self.groups[record.group_id].member(job.id).job
