@@ -340,6 +340,20 @@ def test_who_is_overtaken_by_a_higher_priority_hears_of_it() -> None:
     assert [(at, position) for at, position, _ in told(cast, "B")] == [(0.0, 1), (100.0, 2)]
 
 
+def test_nobody_is_looked_for_in_a_long_line_to_hear_of_an_overtaking() -> None:
+    """To find each of 10,000 in line took longer than a second, whenever a job of a higher priority came."""
+
+    class Line(list[str]):
+        def index(self, *_: object) -> int:
+            raise AssertionError("looked for")
+
+    cast = played(cast_on(1, 1), *((0.0, job(name)) for name in "ABCD"), until=0.0)
+    state = cast.machine.state
+    state.backlog = Line(state.backlog)
+    played(cast, (0.0, job("urgent", priority=5)), until=0.0)
+    assert [told(cast, name)[-1][1] for name in ("urgent", "B", "C", "D")] == [1, 2, 3, 4]
+
+
 def test_nobody_hears_the_same_twice() -> None:
     cast = played(cast_on(1, 1), (0.0, job("A", iterations=None)), (0.0, job("H")), until=50.0)
     before = told(cast, "H")

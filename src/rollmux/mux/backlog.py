@@ -72,8 +72,8 @@ def run_cycle(snapshot: Snapshot, queue: Sequence[JobSpec], outlook: Callable[[]
     if head is None:
         return Cycle(tuple(decisions), None)
     # 2. When the first in line would start if nobody else were let in.
-    known = outlook()
-    remaining = {**known, **{job.id: _in_line(job, known.get(job.id)) for job in queue}}
+    known, tried = outlook(), queue[: len(queue) - len(waiting) + BACKFILL_DEPTH]
+    remaining = {**known, **{job.id: _in_line(job, known.get(job.id)) for job in tried}}
     start_s = expected_start_s(head, snapshot, remaining, policy)
     # 3. The jobs behind the first, if the first starts no later because of them.
     if start_s < inf:

@@ -205,7 +205,8 @@ class ClusterState:
                 check_plan(decision.plan, self.snapshot(), self.policy.forecaster)
             except InvariantViolated as broken:
                 self.alarms.append(f"{self.policy.name} planned what may not be, {broken}")
-                self._tell_queued(decision.job_id, f"the plan for it was refused, {broken}", None, out)
+                position = self.backlog.index(decision.job_id) + 1
+                self._tell_queued(decision.job_id, position, f"the plan for it was refused, {broken}", None, out)
                 continue
             # 4. Apply.
             self._admit(self.jobs[decision.job_id], decision.plan, out)
@@ -214,9 +215,10 @@ class ClusterState:
         for position, job_id in enumerate(self.backlog, 1):
             told, refusal = self.jobs[job_id].told, refused.get(job_id)
             if refusal is not None:
-                self._tell_queued(job_id, why_queued(refusal), cycle.head_wait_s if position == 1 else None, out)
+                wait_s = cycle.head_wait_s if position == 1 else None
+                self._tell_queued(job_id, position, why_queued(refusal), wait_s, out)
             elif told is None or told.position < position:
-                self._tell_queued(job_id, in_line(position - 1), None, out)
+                self._tell_queued(job_id, position, in_line(position - 1), None, out)
 
     def queue_policy(self, now: float) -> Policy:
         """The policy for jobs in line, some of which may have lost their places."""
@@ -247,9 +249,9 @@ class ClusterState:
         before = bisect_left(self.backlog, self._turn(record.job.id), key=self._turn)
         return Queue(told.job_id, before + 1, in_line(before), None)
 
-    def _tell_queued(self, job_id: str, reason: str, wait_s: float | None, out: Commands) -> None:
+    def _tell_queued(self, job_id: str, position: int, reason: str, wait_s: float | None, out: Commands) -> None:
         record = self.jobs[job_id]
-        told = Queue(job_id, self.backlog.index(job_id) + 1, reason, wait_s)
+        told = Queue(job_id, position, reason, wait_s)
         if told != record.told:
             record.told = told
             out.append(told)
@@ -291,9 +293,11 @@ class ClusterState:
             del self.decisions[next(iter(self.decisions))]
 
     def remaining(self, now: float) -> dict[str, Left]:
-        """The work that each job has left."""
+        """The work that each job has left that has begun or has a place; those in a long line have all of theirs."""
         found = {}
         for job_id, record in self.jobs.items():
+            if record.state is Job.QUEUED and record.began is None:
+                continue
             since = record.progress.since
             ramp_s = 0.0 if record.progress.synced_since_launch else record.job.ramp_s
             found[job_id] = Left(record.remaining, (0.0 if since is None else now - since) - ramp_s)
