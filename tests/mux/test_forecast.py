@@ -1,6 +1,7 @@
 """The forecast tells each job's steady iteration time, by whichever way is quickest; all ways agree."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -219,6 +220,26 @@ def test_a_job_next_to_which_another_is_too_short_to_be_played_is_taken_to_be_la
         assert found.iteration_s[1] >= (1_000_000 if limits_ms is None else 2 * 1_500_000)
 
 
+@pytest.mark.parametrize("order", [Order.FIFO, Order.URGENCY])
+def test_fewer_iterations_are_played_where_the_general_play_has_to_be_asked(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To place a trial run of seconds beside jobs of hours whose rollouts run ahead took the controller 17 s."""
+    synced, play_sync = list[int](), play_module._Play._synced
+
+    def counted(self: play_module._Play, job: int) -> None:
+        synced.append(job)
+        play_sync(self, job)
+
+    monkeypatch.setattr(forecast_module, "MOST_IN_GENERAL", 500)
+    monkeypatch.setattr(play_module._Play, "_synced", counted)
+    jobs = (plain(200, 100, "a"), plain(1_800_000, 900_000, "b")._replace(staleness=1))
+    late = forecast_module._quickest(jobs, order, (5_000.0, 4e6))
+    assert late.iteration_s[1] >= 8_000
+    assert not late.exact
+    assert len(synced) == 500 - len(jobs)
+
+
 @pytest.mark.usefixtures("few_iterations")
 @settings(max_examples=examples(100))
 @given(jobs=plain_jobs("ab", "xy"))
@@ -435,9 +456,9 @@ def test_memory_is_bounded_and_loses_first_what_was_not_asked_for_lately(monkeyp
     monkeypatch.setattr(forecast_module, "MEMO_LIMIT", 6)
     played: list[tuple[JobPlay, ...]] = []
 
-    def counted(jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, ...] | None) -> object:
+    def counted(jobs: tuple[JobPlay, ...], order: Order, **more: Any) -> object:
         played.append(jobs)
-        return play(jobs, order, limits_ms=limits_ms)
+        return play(jobs, order, **more)
 
     monkeypatch.setattr(forecast_module, "play", counted)
     forecaster = Forecaster()

@@ -15,7 +15,7 @@ from rollmux.mux.group import Group
 from rollmux.mux.linked import to_ms
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member
-from rollmux.mux.play import MAX_TURNS, JobPlay, Played, play, varied_play
+from rollmux.mux.play import MAX_TURNS, MOST_IN_GENERAL, JobPlay, Played, play, varied_play
 from rollmux.mux.quick_play import is_plain, quick_play
 from rollmux.mux.totals import total
 from rollmux.mux.urgent_play import TRIAL_TURNS
@@ -194,7 +194,7 @@ TOLERANCE = 1e-9
 
 def _quickest(jobs: tuple[JobPlay, ...], order: Order, limits_ms: tuple[float, ...] | None) -> Played:
     if not is_plain(jobs, order):
-        return play(jobs, order, limits_ms=limits_ms)
+        return play(jobs, order, limits_ms=limits_ms, most=MOST_IN_GENERAL)
     if order is Order.URGENCY:
         return fastest_play(jobs, MAX_TURNS if limits_ms is None else TRIAL_TURNS, limits_ms)
     return quick_play(jobs, limits_ms=limits_ms)

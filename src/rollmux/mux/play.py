@@ -19,6 +19,8 @@ MAX_TURNS = 32
 # Where one job's iterations are some thousand times as long as another's, a number of turns does not limit a play: at
 # most so many iterations of all jobs are played together. A play of the shipped workloads takes up to some 2,000.
 MOST_ITERATIONS = 50_000
+# Fewer in decisions, where the general play has to be asked: an iteration takes it ten times as long as quicker plays.
+MOST_IN_GENERAL = 10_000
 
 # Where phases vary there is no cycle: so many turns of every job are played, and the first tenth is not counted. A play
 # ends earlier where all jobs together have made ten times as many turns. Of groups of three jobs whose phases vary by
@@ -67,12 +69,17 @@ def play(
     order: Order,
     max_turns: int = MAX_TURNS,
     limits_ms: tuple[float, ...] | None = None,
+    most: int | None = None,
 ) -> Played:
     """Each job's steady iteration time when all start together, in the order given.
 
-    Limits matter only where it would take too long to know whether they are met.
+    At most `most` iterations are played, or MOST_ITERATIONS. Limits matter only where it would take too long to know
+    whether they are met.
     """
-    return _Play(jobs, order).run(max_turns, limits_ms)
+    playing = _Play(jobs, order)
+    if most is not None:
+        playing.to_play = most - len(jobs)
+    return playing.run(max_turns, limits_ms)
 
 
 def varied_play(
