@@ -17,7 +17,7 @@ from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
 from rollmux.mux.plan import Candidate, Decision, Plan, Strategy, Verdict, check_plan, memory_problem, own_groups
 from rollmux.mux.policies.paper import PaperPolicy
-from rollmux.mux.policies.rollmux import TRIES, WIDTHS_LIMIT, WINS, RollmuxPolicy
+from rollmux.mux.policies.rollmux import TRIES, TRIES_IN_LINE, WIDTHS_LIMIT, WINS, RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.worth import burden_usd_per_hour, most_worth_usd_per_hour
 from tests.builders import (
@@ -216,12 +216,38 @@ def test_nodes_with_the_same_tenants_are_tried_once() -> None:
 
 
 def test_a_search_that_keeps_failing_is_given_up() -> None:
-    count = 2 * TRIES
-    groups = [group(f"g{i}", pinned(replace(BLOCK, id=f"b{i}"), f"r{i}", f"t{i}")) for i in range(count)]
+    groups = _many(2 * TRIES)
     decision = RollmuxPolicy().place(MISFIT, snapshot(*groups))
     assert len(tried(decision, Verdict.SLO, Strategy.DIRECT)) == TRIES
     few = RollmuxPolicy().place(MISFIT, snapshot(*groups[:2]))
     assert len(tried(few, Verdict.SLO, Strategy.DIRECT)) == 2
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_a_job_for_which_there_are_no_nodes_is_not_given_up_as_soon(idle: int) -> None:
+    """It would wait in line beside a place that works, which is the least full and so the last to be tried."""
+    roomy = group("roomy", pinned(replace(MISFIT, id="fits"), "r", "t"))
+    nodes = {"rollout": ("m0",)[:idle], "train": ("m1",)[:idle]}
+    there = snapshot(*_many(2 * TRIES), roomy, cluster=finite(PAPER_ROLLOUT, PAPER_TRAIN), idle=nodes)
+    plan = placed(MISFIT, there)
+    assert (plan.strategy, plan.group.id == "roomy") == (
+        (Strategy.ISOLATED, False) if idle else (Strategy.DIRECT, True)
+    )
+
+
+@pytest.mark.parametrize(("wide", "most"), [(1, TRIES_IN_LINE), (2, TRIES)])
+def test_it_is_given_up_in_the_end_and_earlier_where_plays_take_longer(wide: int, most: int) -> None:
+    full = snapshot(*_many(2 * TRIES_IN_LINE, wide), cluster=finite(PAPER_ROLLOUT, PAPER_TRAIN))
+    decision = RollmuxPolicy().place(MISFIT, full)
+    assert decision.plan is None
+    assert len(tried(decision, Verdict.SLO, Strategy.DIRECT)) == most
+
+
+def _many(count: int, wide: int = 1) -> list[Group]:
+    """So many groups in which `MISFIT` would be late; trainings that are `wide` are gangs."""
+    block = replace(BLOCK, train=replace(BLOCK.train, nodes=wide))
+    trains = [" ".join([f"t{i}", f"u{i}"][:wide]) for i in range(count)]
+    return [group(f"g{i}", pinned(replace(block, id=f"b{i}"), f"r{i}", trains[i])) for i in range(count)]
 
 
 @settings(max_examples=examples(40))

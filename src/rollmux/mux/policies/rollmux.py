@@ -21,6 +21,7 @@ from rollmux.mux.plan import TRAIL_LIMIT, USD_ROUNDING, Candidate, Decision, Pla
 from rollmux.mux.policies.attempt import Widening, packed, place_alone, widening, works
 from rollmux.mux.policies.seeker import MOST
 from rollmux.mux.policies.ways import Newcomer, Open, places
+from rollmux.mux.quick_play import is_plain
 from rollmux.mux.snapshot import Snapshot
 from rollmux.mux.worth import (
     burden_usd_per_hour,
@@ -33,6 +34,9 @@ from rollmux.mux.worth import (
 # Plays cost far more than ranking: TRIES places are played, over all ways to widen a group, and WINS that work are
 # compared. Eight and three find places that cost no less.
 TRIES, WINS = 5, 2
+# A job for which there are no nodes of its own waits if none of these works: of those for which five plays found no
+# place in a full cluster whose rollouts roam, 13 % had one; with twenty plays 1 %. General plays count as several.
+TRIES_IN_LINE = 20
 # A running job has a place: the likeliest others are enough for it. More find none cheaper, and take most of the time.
 TRIES_TO_MOVE, WINS_TO_MOVE = 2, 1
 # A job that wants many nodes is offered none, all, and a few numbers of new nodes between.
@@ -50,6 +54,7 @@ class Search:
     below_usd: float
     tries: int
     wins: int
+    general: int = 1  # as how many plays a general one counts
     best: Plan | None = None
     outdone: list[tuple[str, Widening, float]] = field(default_factory=list)
 
@@ -83,15 +88,16 @@ class RollmuxPolicy:
     def place(self, job: JobSpec, snapshot: Snapshot, below_usd: float = inf) -> Decision:
         trail = Trail() if below_usd == inf else None  # nobody asks why a job was not moved
         newcomer = Newcomer.of(job, self.order, snapshot.cluster)
-        candidates = self._open(newcomer, snapshot, trail, below_usd)
-        tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
-        search = Search(worth_by_phase(job, snapshot.cluster), below_usd, tries, wins)
-        worth = most_worth_usd_per_hour(job, snapshot.cluster)  # of the job's work, if nobody is slowed
+        candidates, cluster = self._open(newcomer, snapshot, trail, below_usd), snapshot.cluster
+        worth = most_worth_usd_per_hour(job, cluster)  # of the job's work, if nobody is slowed
         # Where one pool serves both phases, a group of its own may need fewer nodes than some ways to widen another.
-        alone = self._alone(job, snapshot, trail) if snapshot.cluster.shared else None
+        alone = self._alone(job, snapshot, trail) if cluster.shared else None
+        tries, wins = (TRIES, WINS) if below_usd == inf else (TRIES_TO_MOVE, WINS_TO_MOVE)
+        search = Search(worth_by_phase(job, cluster), below_usd, tries, wins)
+        if below_usd == inf and alone is None and not has_nodes_apart(job, snapshot):
+            search.tries, search.general = TRIES_IN_LINE, TRIES_IN_LINE // TRIES
         if alone is not None:
             search.offer(alone, alone.added_usd_per_hour - worth)
-        cluster = snapshot.cluster
         rollout_usd, train_usd = cluster.rollout.node_type.usd_per_hour, cluster.train.node_type.usd_per_hour
         widths = _widths_by_price(job.rollout.nodes, job.train.nodes, rollout_usd, train_usd) if candidates else ()
         for usd, new_rollout, new_train in widths:
@@ -130,7 +136,8 @@ class RollmuxPolicy:
                 continue
             placement = Placement(rollout, train)
             plan = packed(group, Member(member.job, placement, member.limit_s), added)
-            search.tries -= 1
+            is_quick = search.general == 1 or all(is_plain(part.jobs, plan.group.order) for part in plan.group.parts)
+            search.tries -= 1 if is_quick else search.general
             if works(plan, snapshot, self.forecaster, trail, fits=_is_apart(placement)):
                 search.wins -= 1
                 burden = burden_usd_per_hour(plan, snapshot, self.forecaster)
@@ -190,6 +197,13 @@ class RollmuxPolicy:
             return rollouts * min(rollout, new_rollout) + trains * min(train, new_train)
 
         return least
+
+
+def has_nodes_apart(job: JobSpec, snapshot: Snapshot) -> bool:
+    """Whether the pools can give each phase of the job nodes of its own."""
+    cluster, skip = snapshot.cluster, job.rollout.nodes if snapshot.cluster.shared else 0
+    rollout = snapshot.offer(cluster.rollout, job.rollout.nodes)
+    return rollout is not None and snapshot.offer(cluster.train, job.train.nodes, skip) is not None
 
 
 def _most_gained(nodes: tuple[str, ...], worth: float, wanted: int, idle_usd: Mapping[str, float]) -> float:
