@@ -386,8 +386,8 @@ def test_a_start_is_quick(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_folder_on_a_server_that_is_silent_holds_up_nobody_else_and_its_job_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_on_a_server_that_is_silent_holds_up_nobody_else_nor_the_end_of_its_job_or_of_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers, looked = threading.Event(), Path.is_dir
     away = tmp_path / "away"
@@ -398,20 +398,28 @@ def test_a_folder_on_a_server_that_is_silent_holds_up_nobody_else_and_its_job_no
         return looked(path)
 
     async def story() -> None:
-        async with launching(tmp_path) as (launcher, _):
-            try:
-                with monkeypatch.context() as hurried:
-                    hurried.setattr(launchers, "START_S", 0.05)
-                    with pytest.raises(LaunchFailed, match="what has it does not answer"):
-                        await asyncio.wait_for(launcher.start(shell(away, "sleep 60", name="away")), 5)
-                waiting = asyncio.create_task(launcher.start(shell(away, "sleep 60", name="away", number=2)))
-                await asyncio.wait_for(launcher.start(shell(tmp_path, "sleep 60")), 5)
-                assert not waiting.done()
-            finally:
+        try:
+            async with asyncio.timeout(10), launching(tmp_path) as (launcher, _):
+                waiting = [
+                    asyncio.create_task(launcher.start(shell(away, "sleep 60", name=name))) for name in ("b", "c")
+                ]
+                await launcher.start(shell(tmp_path, "sleep 60"))
+                await launcher.stop("b", 1, 5.0)
+                await launcher.stop("a", 1, 5.0)
+                assert [task.done() for task in waiting] == [True, False]
+            for name, task in zip("bc", waiting, strict=True):
+                with pytest.raises(LaunchFailed, match=f"'{name}': its folder .* did not answer before it was stopped"):
+                    await task
+            async with launching(tmp_path) as (launcher, _):
+                again = asyncio.create_task(launcher.start(shell(away, "sleep 60", name="c")))
+                await until(lambda: "job 'c'" in caplog.records[-1].getMessage())
                 answers.set()
-            await waiting
-            await asyncio.gather(launcher.stop("a", 1, 5.0), launcher.stop("away", 2, 5.0))
+                await again
+                await launcher.stop("c", 1, 5.0)
+        finally:
+            answers.set()
 
+    monkeypatch.setattr(launchers, "SILENT_S", 0.05)
     monkeypatch.setattr(Path, "is_dir", is_dir)
     asyncio.run(story())
 

@@ -27,6 +27,8 @@ log = logging.getLogger("rollmux.service")
 
 # How long a keeper has to start all ranks: thousands of them, from a slow file system, take a while.
 START_S = 60.0
+# A folder that has not answered for so long is worth a line in the log.
+SILENT_S = 10.0
 # How long a keeper has to kill its processes; after that the keeper is taken to hang, and is killed itself.
 KILL_S = 30.0
 # How long a start of the controller waits until nothing is left of attempts that have ended meanwhile. A process that
@@ -44,6 +46,7 @@ class ProcessLauncher:
         self._means, self._log_bytes = means or {}, log_bytes
         self._on_exit: OnExit | None = None
         self._starting, self._one_by_one = Starts(), asyncio.Lock()
+        self._looks: dict[Key, asyncio.Future[Plan]] = {}  # at the folders of jobs that are to be started
         self._kept: dict[Key, Kept] = {}
         self._watching: set[asyncio.Task[None]] = set()
 
@@ -82,6 +85,8 @@ class ProcessLauncher:
 
     async def stop(self, job_id: str, attempt: int, grace_s: float) -> None:
         key = job_id, attempt
+        if key in self._looks:
+            self._looks[key].cancel()
         await self._starting.settled(key)
         kept = self._kept.get(key)
         if kept is None:
@@ -105,6 +110,8 @@ class ProcessLauncher:
         await asyncio.to_thread(self.files.forget, job_id)
 
     async def close(self) -> None:
+        for look in self._looks.values():
+            look.cancel()
         for key in tuple(self._starting):
             await self._starting.settled(key)
         for task in self._watching:
@@ -138,13 +145,18 @@ class ProcessLauncher:
         raise LaunchFailed(f"job {key[0]!r}: {failed or f'its keeper has failed: {self.files.complaint(key)}'}")
 
     async def _plan(self, attempt: Attempt) -> Plan:
-        """Looks at the job's folder. If what has it is silent, only this job waits for that, and not for ever."""
+        """Looks at the job's folder. If what has it is silent, this job alone waits for that, until it is stopped."""
+        folder = f"job {attempt.key[0]!r}: its folder {attempt.submission.folder!r}"
+        look = asyncio.ensure_future(beside(lambda: plan_for(attempt, self._means, self._log_bytes, self.files)))
+        self._looks[attempt.key] = look
         try:
-            async with asyncio.timeout(START_S):
-                return await beside(lambda: plan_for(attempt, self._means, self._log_bytes, self.files))
-        except TimeoutError as error:
-            what = f"its folder {attempt.submission.folder!r} can't be looked at: what has it does not answer"
-            raise LaunchFailed(f"job {attempt.key[0]!r}: {what}") from error
+            if not (await asyncio.wait([look], timeout=SILENT_S))[0]:
+                log.warning("%s is waited for: what has it does not answer", folder)
+            return await look
+        except asyncio.CancelledError as error:
+            raise LaunchFailed(f"{folder} did not answer before it was stopped") from error
+        finally:
+            del self._looks[attempt.key]
 
     def _spawn(self, plan: Plan, kept: set[Key]) -> tuple[Watched, int]:
         self.files.prune(kept)
