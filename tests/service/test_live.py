@@ -96,6 +96,8 @@ def test_a_dry_run_shows_the_place_and_the_price_and_submits_nothing(there: Serv
     assert "would get rollout-0, train-0" in said("submit", file, "name=other", "--dry-run")
     again = said("submit", file, "--dry-run")
     assert again == "Job asks has been submitted already, and would get no second place: `rollmux status asks`.\n"
+    said("cancel", "asks")
+    until_ended("asks")
 
 
 def test_a_script_that_fails_is_tried_again_and_its_owner_sees_why(there: Served, tmp_path: Path) -> None:
