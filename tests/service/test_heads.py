@@ -101,6 +101,22 @@ def test_who_sends_the_rest_of_a_call_after_its_answer_and_then_nothing_is_not_w
         assert caller.recv(65536) == b""
 
 
+def test_whose_call_the_end_of_the_controller_breaks_off_is_told_so_and_that_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serve, "DRAIN_S", 0.2)
+    with served(tmp_path) as there, closing(connected(there)) as caller:
+        caller.sendall(BEGUN + b"authorization: Bearer %s\r\ncontent-length: 100\r\n\r\n{" % there.admin.encode())
+        assert there.service._server is not None
+        at_work = there.service._server.server_state.tasks
+        until(lambda: at_work)
+        there._loop.call_soon_threadsafe(there.service.end)
+        heard = caller.recv(65536)
+    assert heard.startswith(b"HTTP/1.1 503")
+    assert heard.endswith(b'{"error":"the controller is ending: try again in a moment","problems":[]}')
+    assert not [each for each in caplog.records if each.exc_info]
+
+
 def test_who_breaks_off_amid_an_answer_leaves_nothing_behind(there: Served) -> None:
     there.get("/healthz")  # by a connection that stays
     known = WeakSet(each for each in gc.get_objects() if isinstance(each, BoundedHttp))

@@ -117,6 +117,8 @@ class App:
             if route.streams:
                 self._require_room(caller)
             status, content = 200, b"" if route.streams else _encode(answer)
+        except asyncio.CancelledError:  # the controller ends, and waits for no call any more
+            status, content = 503, _encode(Refusal("the controller is ending: try again in a moment"))
         except Exception as error:  # noqa: BLE001  every call is answered, and what is not foreseen is logged
             status, refusal = _refusal(error)
             content = _encode(refusal)
