@@ -101,6 +101,23 @@ def test_who_sends_the_rest_of_a_call_after_its_answer_and_then_nothing_is_not_w
         assert caller.recv(65536) == b""
 
 
+def test_who_would_rather_speak_another_protocol_hears_that_with_a_body_that_can_not_be(there: Served) -> None:
+    """As Java's HTTP client would, and `curl --http2`. Without a body they are answered as others."""
+    upgrade = (
+        b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nauthorization: Bearer %s\r\n" % there.admin.encode()
+    )
+    with closing(connected(there)) as caller:
+        for head in (
+            b"GET /v1/cluster HTTP/1.1\r\nhost: here\r\n" + upgrade + b"\r\n",
+            WHOLE.replace(b"close", b"keep"),
+        ):
+            caller.sendall(head)
+            assert caller.recv(65536).startswith(b"HTTP/1.1 200")
+    heard = answer_to(there, BEGUN + upgrade + b"content-length: 2\r\nconnection: close\r\n\r\n{}")
+    assert heard.startswith(b"HTTP/1.1 400")
+    assert b"send no `Upgrade`" in heard
+
+
 def test_whose_call_the_end_of_the_controller_breaks_off_is_told_so_and_that_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

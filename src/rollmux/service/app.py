@@ -112,7 +112,7 @@ class App:
             caller = self._caller(scope, route.who, self._looked_at(ended) if route.of_all else 0, path.get("job", ""))
             self._require_entitled(caller, route.who, path)
             allowed = True
-            body = await endpoint.body(receive)
+            body = await endpoint.body(scope, receive)
             answer = await route.answer(Call(self.host, caller, path, query, body, ended, partial(_left, receive)))
             if route.streams:
                 self._require_room(caller)
@@ -222,10 +222,13 @@ class _Endpoint:
         if route.takes is not None:
             self._read = read_object if route.takes is dict else msgspec.json.Decoder(route.takes).decode
 
-    async def body(self, receive: Receive) -> Any:
+    async def body(self, scope: Scope, receive: Receive) -> Any:
         """What the call brings, as the route's type."""
         if self._read is None:
             return None
+        if _header(scope, b"upgrade") and "upgrade" in _header(scope, b"connection").lower():
+            # The parser takes all that follows for another protocol.
+            raise Denied(400, "this is HTTP/1.1 alone: send no `Upgrade` (curl --http1.1; in Java Version.HTTP_1_1)")
         content, more = b"", True
         while more:
             message = await receive()
