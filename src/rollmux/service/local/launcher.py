@@ -152,11 +152,13 @@ class ProcessLauncher:
         try:
             if not (await asyncio.wait([look], timeout=SILENT_S))[0]:
                 log.warning("%s is waited for: what has it does not answer", folder)
-            return await look
-        except asyncio.CancelledError as error:
-            raise LaunchFailed(f"{folder} did not answer before it was stopped") from error
+                await asyncio.wait([look])
         finally:
             del self._looks[attempt.key]
+            look.cancel()  # if nobody waits any more
+        if look.cancelled():
+            raise LaunchFailed(f"{folder} did not answer before it was stopped")
+        return look.result()
 
     def _spawn(self, plan: Plan, kept: set[Key]) -> tuple[Watched, int]:
         self.files.prune(kept)
