@@ -40,7 +40,16 @@ function usesByNode() {
 }
 
 function drawLanes() {
-  const lanes = lanesNow();
+  const all = lanesNow();
+  let rowsLeft = MOST_ROWS;
+  const lanes = new Map();
+  for (const [group, rows] of all) {
+    if (rowsLeft <= 0) break;
+    lanes.set(group, rows);
+    rowsLeft -= rows.length;
+  }
+  const more = all.size - lanes.size;
+  setText(byId("more-lanes"), more ? `${counted(more, "more group is", "more groups are")} not drawn: rollmux status shows all.` : "");
   const nodes = whoIsWhere();
   const host = byId("lanes");
   for (const [group, lane] of view.lanes) {
@@ -49,12 +58,12 @@ function drawLanes() {
       view.lanes.delete(group);
     }
   }
-  let rowsLeft = MOST_ROWS;
+  rowsLeft = MOST_ROWS;
   let before = null;
   for (const [group, rows] of lanes) {
     if (!view.lanes.has(group)) view.lanes.set(group, newLane(group));
     const lane = view.lanes.get(group);
-    lane.rows = rows.slice(0, Math.max(0, rowsLeft));
+    lane.rows = rows.slice(0, rowsLeft);
     rowsLeft -= lane.rows.length;
     const wanted = before === null ? host.firstElementChild : before.nextElementSibling;
     if (wanted !== lane.section) host.insertBefore(lane.section, wanted);
