@@ -275,6 +275,8 @@ def test_whatever_is_missing_is_said_in_a_sentence(opened: Open) -> None:
     for section in ("cost", "nodes", "timeline", "admissions"):
         assert page.locator(f"#{section} .empty").inner_text().endswith(".")
     assert page.locator("#job-table").is_visible()
+    paced = opened([replace(run(), spans=())])
+    assert "forecast pace" in paced.locator("#timeline .empty").inner_text(), "its history was asked for"
     assert opened([]).locator(".empty").count() == 6
     assert opened([nothing()]).locator(".empty").count() == 6
 

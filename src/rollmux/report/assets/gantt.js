@@ -5,7 +5,8 @@ const TABLE_SPANS = 200;
 function showGantt(host, runs) {
   const drawn = runs.map((run, place) => [run, place]).filter(([run]) => run.has_spans);
   if (!drawn.length) {
-    host.append(plain("No spans were recorded: they are kept only where history is asked for."));
+    host.append(plain(runs.some((run) => run.at.length) ? "No spans were recorded: jobs that run at their forecast pace play no single phase."
+      : "No spans were recorded: they are kept only where history is asked for."));
     return () => {};
   }
   const view = { runs, canvas: make("canvas", { "aria-hidden": "true" }), highlighted: 0, lane: 0, chosen: null };
