@@ -154,6 +154,17 @@ def test_timings_fill_the_latencies(jobs: Path) -> None:
     assert 0 < found["p50"] <= found["p99"] <= found["max"] < 1000
 
 
+def test_a_table_and_a_page_say_which_bills_are_of_longer_phases_than_the_others(jobs: Path, tmp_path: Path) -> None:
+    """Beside bills of real durations that of gavel looked far dearer, and the page named it the dearest."""
+    words = ("--workload", jobs, "--policy", "solo,gavel", "--report", tmp_path / "r.html")
+    note = "--realised tail does not apply to gavel, which plays no single phase; there every phase takes its bound"
+    result = CliRunner().invoke(app, ["simulate", *map(str, words), "--realised", "tail"])
+    assert note in " ".join(result.stdout.split())
+    assert note in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert note not in simulate(*words)[1]
+    assert note not in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
 def test_a_policy_that_plays_no_phase_says_that_real_durations_do_not_apply_to_it(jobs: Path) -> None:
     words = ("--workload", jobs, "--policy", "gavel,solo", "--json", "-")
     plain, real = (

@@ -66,9 +66,9 @@ def test_the_same_runs_give_the_same_bytes_whatever_the_order_of_their_spans() -
 
 
 def test_names_cannot_break_out_of_the_page() -> None:
-    plain = Elements(html_report("title", [run()]))
+    plain = Elements(html_report("title", [run()], ["note"]))
     outcome = run(NASTY, jobs=(job(NASTY, 1.2, NASTY), job("b"), job("c"), job("d")))
-    page = html_report(NASTY, [outcome])
+    page = html_report(NASTY, [outcome], [NASTY])
     nasty = Elements(page)
     assert [tag for tag, _ in nasty.found] == [tag for tag, _ in plain.found]
     assert "onclick" not in {name for _, attributes in nasty.found for name in attributes}

@@ -166,6 +166,7 @@ def test_a_row_of_a_policy_that_plays_no_phase_says_so(tmp_path: Path) -> None:
     words = ["sweep", "--policy", "gavel,solo", "--jobs", "4", "--seeds", "1", "-o", str(tmp_path / "r.jsonl")]
     result = CliRunner().invoke(app, [*words, "--fidelity", "phase", "--realised", "tail", "--json", "-"])
     assert "--realised tail does not apply to gavel" in result.stderr
+    assert "does not apply to gavel" in run(*words, "--fidelity", "phase", "--realised", "tail")[1].split("± half")[1]
     rows = json.loads(result.stdout)
     assert [(row["policy"], row["fidelity"], row["realised"]) for row in rows] == [
         ("gavel", "pace", "bound"),

@@ -98,11 +98,12 @@ def simulate(
         with refusals():
             require_optimum(jobs, settings.cluster)
     runs = run_all(jobs, names, settings, Console(stderr=True))
+    notes = list(simulated.notes_on(names, realised, struck=faults is not None))
     files.write(
-        lambda: as_data(jobs, runs, settings, realised, timings, tier), jobs.name, [run.outcome for run in runs]
+        lambda: as_data(jobs, runs, settings, realised, timings, tier), jobs.name, [run.outcome for run in runs], notes
     )
     if not files.is_one_here:
-        show(jobs, runs, settings.cluster, console(), faults is not None)
+        show(jobs, runs, settings.cluster, console(), notes)
         files.tell()
 
 
@@ -128,12 +129,12 @@ class _Files:
             require_writable(option, out)
         require_apart(json=self.json, report=self.report, trace=self.trace)
 
-    def write(self, data: Callable[[], Any], name: str, outcomes: Sequence[Outcome]) -> None:
+    def write(self, data: Callable[[], Any], name: str, outcomes: Sequence[Outcome], notes: Sequence[str]) -> None:
         """Writes the figures, the page of all runs, and the trace of the last one, as far as asked for."""
         if self.json is not None:
             write_json(data(), self.json)
         if self.report is not None:
-            write_text(html_report(f"RollMux: {name}", outcomes), self.report)
+            write_text(html_report(f"RollMux: {name}", outcomes, notes), self.report)
         if self.trace is not None:
             write_text(chrome_trace(outcomes[-1]), self.trace)
 
@@ -265,7 +266,9 @@ _COLUMNS = {
 }
 
 
-def show(workload: Workload, runs: Sequence[Run], cluster: Cluster, console: Console, struck: bool = False) -> None:
+def show(
+    workload: Workload, runs: Sequence[Run], cluster: Cluster, console: Console, notes: Sequence[str] = ()
+) -> None:
     """A line for each policy."""
     table = Table(box=SIMPLE, title=f"{workload.name}: {len(workload.arrivals)} jobs", title_justify="left")
     for column in (
@@ -304,7 +307,7 @@ def show(workload: Workload, runs: Sequence[Run], cluster: Cluster, console: Con
     for name, said in _COLUMNS.items():
         if name in shown:
             console.print(said)
-    for note in simulated.notes_under_table([run.outcome.policy for run in runs]):
+    for note in notes:
         console.print(note)
     if not any(pool.on_demand for pool in cluster.pools):
         ends = ", ".join(f"{run.outcome.makespan_h:,.1f} h ({run.outcome.policy})" for run in runs)
@@ -313,11 +316,11 @@ def show(workload: Workload, runs: Sequence[Run], cluster: Cluster, console: Con
             "the cluster's file only those in use are."
         )
     for run in runs:
-        for note in _notes(run, struck):
+        for note in _notes(run):
             console.print(note)
 
 
-def _notes(run: Run, struck: bool) -> Iterator[str]:
+def _notes(run: Run) -> Iterator[str]:
     """What the line of a policy does not tell."""
     outcome, proof = run.outcome, run.proof
     homeless = [job.job for job in outcome.jobs if not job.group]
@@ -331,8 +334,6 @@ def _notes(run: Run, struck: bool) -> Iterator[str]:
     if failed:
         how = f"failed or lost nodes {MOST_ATTEMPTS} times and were given up"
         yield f"{outcome.policy}: {len(failed)} jobs {how}: {_some(failed)}."
-    if struck and proof is not None:
-        yield "optimal meets no faults: neither nodes nor jobs fail there."
     if outcome.restarts:
         yield f"{outcome.policy}: {outcome.restarts} restarts after faults."
     if proof is not None:

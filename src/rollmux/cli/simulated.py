@@ -1,13 +1,13 @@
 """Options that several commands which simulate have, and what they say of what they show: each once."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rollmux.mux.validation import MAX_SPARES
-from rollmux.sim.policies import COLOCATED, played_paced
+from rollmux.sim.policies import COLOCATED, OPTIMAL, played_paced
 from rollmux.sim.realised import BOUND, DISTRIBUTIONS
 from rollmux.sim.replay import Accounting
 
@@ -33,21 +33,24 @@ OVER_FLUID = "× fluid: cost over that of the work alone, if no node were ever i
 OVER_WHOLE_NODE = "× whole-node: cost over that of the work alone, in whole nodes at each moment."
 
 
-def notes_under_table(policies: Iterable[str]) -> Iterator[str]:
-    """What a table's figures of these policies don't tell by themselves."""
+def notes_on(policies: Sequence[str], realised: str, *, struck: bool = False) -> Iterator[str]:
+    """What figures of these policies don't tell by themselves. `struck`: faults were asked for."""
     if COLOCATED in policies:
         yield (
             f"{COLOCATED}: SLOs are of each job's own time on training nodes alone, "
             "which may be more than its time on nodes of both kinds."
         )
+    if struck and OPTIMAL in policies:
+        yield f"{OPTIMAL} meets no faults: neither nodes nor jobs fail there."
+    paced = ", ".join(name for name in policies if played_paced(name))
+    if paced and realised != BOUND:
+        yield (
+            f"--realised {realised} does not apply to {paced}, which plays no single phase; "
+            "there every phase takes its bound, so costs are not to be compared."
+        )
 
 
 def note_paced(policies: Sequence[str], realised: str) -> None:
-    """Says, on standard error, for which of these policies real durations are asked for in vain."""
-    paced = ", ".join(name for name in policies if played_paced(name))
-    if paced and realised != BOUND:
-        typer.echo(
-            f"Note: --realised {realised} does not apply to {paced}, which plays no single phase; "
-            "there every phase takes its bound.",
-            err=True,
-        )
+    """Says, on standard error and ahead, for which of these policies real durations are asked for in vain."""
+    for note in notes_on([name for name in policies if played_paced(name)], realised):
+        typer.echo(f"Note: {note}", err=True)

@@ -187,7 +187,8 @@ def show(found: list[Summary], console: Console) -> None:
         console.print(
             "What draws nothing, as jobs of a file under most policies, is the same with every seed: run once."
         )
-    for note in simulated.notes_under_table([each.case.policy for each in found]):
+    policies = list(dict.fromkeys(each.case.policy for each in found))
+    for note in simulated.notes_on(policies, found[0].case.realised):
         console.print(note)
 
 

@@ -27,8 +27,8 @@ SCRIPTS = (
 )
 
 
-def html_report(title: str, outcomes: Sequence[Outcome]) -> str:
-    """The whole page."""
+def html_report(title: str, outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> str:
+    """The whole page. `notes` say what the figures at its top don't tell by themselves."""
     style = asset("report.css")
     script = one_file.joined([one_file.asset("rollmux.service.page", "elements.js"), *map(asset, SCRIPTS)])
     runs = [facts(label, outcome) for label, outcome in zip(labels(outcomes), outcomes, strict=True)]
@@ -40,7 +40,7 @@ def html_report(title: str, outcomes: Sequence[Outcome]) -> str:
         "policy": _security_policy(style, script),
         "title": escape(title),
         "style": style,
-        "summary": summary(outcomes),
+        "summary": summary(outcomes) + "".join(f"<p>{escape(note)}</p>" for note in notes),
         "headline": table(outcomes),
         "facts": script_json({"runs": runs}),
         "timelines": "\n".join(timelines),
