@@ -143,7 +143,7 @@ def test_whoever_develops_sees_where() -> None:
         ("plan {mixed} --policy solo", "rollout-0", "job-1 "),
         ("job-sim --setup 7B/8k --system sync --steps 1", "mean length", "sync "),
         (
-            "sweep --workload {mixed} --policy solo,most-idle --seeds 2 --workers 1 --out {results}",
+            "sweep --workload {mixed} --policy random,most-idle --seeds 2 --workers 1 --out {results}",
             "100.0% ± 0.0%",
             "most-idle",
         ),
