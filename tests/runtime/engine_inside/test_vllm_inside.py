@@ -346,6 +346,21 @@ def test_a_step_that_fails_is_tried_again_and_nothing_of_it_is_met_again(ahead: 
         assert each.response.tokens == greedy("base", (int(name[1:]), 5), 20)
 
 
+@pytest.mark.parametrize("call", [VllmInside.suspend, lambda engine: engine.update(1, weights("new"), Begun.RECOMPUTE)])
+def test_where_the_last_step_fails_before_a_sleep_or_new_weights_nothing_of_it_is_met_again(
+    call: Callable[[VllmInside], None],
+) -> None:
+    llm = FakeLLM(ahead=True)
+    engine = VllmInside(llm)
+    engine.submit(request())
+    grown(engine, 3)
+    llm.fails = 1
+    with pytest.raises(IndexError):
+        call(engine)
+    engine.resume()
+    assert finished(engine)["r"].response.tokens == greedy("base", PROMPT, 12)
+
+
 @MODES
 @pytest.mark.parametrize("count", [6, 30])
 def test_what_others_have_heard_in_its_place_is_not_lost(ahead: bool, count: int) -> None:

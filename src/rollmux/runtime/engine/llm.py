@@ -4,7 +4,7 @@ Nothing of vLLM is imported here: the object brings it along. Sources and versio
 Invariant: the owner can go on with the LLM whatever was asked of it, except after weights that did not all come.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -147,12 +147,12 @@ class Llm:
     def unfinished(self) -> int:
         return int(self._scheduler.get_num_unfinished_requests())
 
-    def forget(self) -> None:
-        """Drops all keys and values, once there are no requests. A step that is under way may still hold some."""
+    def forget(self, step: Callable[[], object]) -> None:
+        """Drops all keys and values, once there are no requests. Those of a step under way go by further steps."""
         for _ in range(IN_FLIGHT):
             if self._engine.reset_prefix_cache():
                 return
-            self._engine.step()
+            step()
         raise InvariantViolated("prefix cache", "requests of others hold keys and values: end those of the LLM first")
 
     # -- memory --

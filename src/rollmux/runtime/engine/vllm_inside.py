@@ -137,7 +137,7 @@ class VllmInside:
         if weights is not None:
             self._llm.require_whole(weights)
         self._park()
-        self._llm.forget()
+        self._llm.forget(self._advance)
         if weights is not None:
             self._load(version, weights)
         self._version, self._half, self._stale = version, None, False
@@ -170,7 +170,7 @@ class VllmInside:
         if keep:
             return
         self._park()
-        self._llm.forget()
+        self._llm.forget(self._advance)
         self._stale = False
         if self._llm.can_sleep:
             self._llm.sleep()
@@ -202,7 +202,7 @@ class VllmInside:
         if self._llm.unfinished + over < len(self._counter.open):
             self._park()  # somebody else drove the LLM, or put it to sleep, and took some outputs
         if self._stale:
-            self._llm.forget()
+            self._llm.forget(self._advance)
             self._stale = False
 
     def _begin(self, attempt: Attempt, live: Live) -> _Given:
