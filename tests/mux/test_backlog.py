@@ -341,7 +341,7 @@ def test_who_is_overtaken_by_a_higher_priority_hears_of_it() -> None:
 
 
 def test_nobody_is_looked_for_in_a_long_line_to_hear_of_an_overtaking() -> None:
-    """To find each of 10,000 in line took longer than a second, whenever a job of a higher priority came."""
+    """To find each of 10,000 in line took two thirds of a second, whenever a job of a higher priority came."""
 
     class Line(list[str]):
         def index(self, *_: object) -> int:

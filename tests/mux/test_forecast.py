@@ -224,7 +224,7 @@ def test_a_job_next_to_which_another_is_too_short_to_be_played_is_taken_to_be_la
 def test_fewer_iterations_are_played_where_the_general_play_has_to_be_asked(
     order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To place a trial run of seconds beside jobs of hours whose rollouts run ahead took the controller 17 s."""
+    """To place a trial run of seconds beside jobs of hours whose rollouts run ahead took a core 2.6 s."""
     synced, play_sync = list[int](), play_module._Play._synced
 
     def counted(self: play_module._Play, job: int) -> None:
