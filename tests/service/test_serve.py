@@ -119,6 +119,10 @@ def test_a_job_works_over_tls(tmp_path: Path, certificate: tuple[Path, Path], mo
         result = CliRunner().invoke(app, ["status", "--folder", str(there.folder)], env={"COLUMNS": "300"})
         assert result.exit_code == 2
         assert "set SSL_CERT_FILE" in result.output
+        plainly = ["--url", there.url.replace("https:", "http:"), "--token", there.token]
+        result = CliRunner().invoke(app, ["status", *plainly], env={"COLUMNS": "300"})
+        assert result.exit_code == 2
+        assert "does its address begin with https?" in result.output
 
 
 @pytest.mark.parametrize(

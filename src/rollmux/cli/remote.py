@@ -114,7 +114,9 @@ class Remote:
                 said = f"no controller answers at {self.url} ({error})"
                 if UNTRUSTED in str(error):
                     raise Untrusted(f"{said}; {TRUST}") from error
-                raise NoController(f"{said}; is `rollmux serve` running?") from error
+                is_cut = isinstance(error, httpx.RemoteProtocolError) and self.url.startswith("http:")
+                remedy = "does its address begin with https?" if is_cut else "is `rollmux serve` running?"
+                raise NoController(f"{said}; {remedy}") from error
             if not _is_starting(answer) or time.monotonic() > give_up:
                 return answer
             time.sleep(AGAIN_S)
