@@ -34,11 +34,12 @@ from rollmux.service.door import Door
 from rollmux.service.journal import Record, SqliteJournal
 from rollmux.service.launcher import Attempt, OnExit
 from rollmux.service.local.launcher import ProcessLauncher
+from rollmux.service.recovery import recover
 from rollmux.service.serve import CantServe, Service, Wanted
 from tests.ports import free_port
 from tests.service.memory_journal import MemoryJournal
 from tests.service.running import CLUSTER, clean_env, running
-from tests.service.serving import RULES, SMALL, Served, job, served
+from tests.service.serving import PAIR, RULES, SMALL, Served, job, served
 from tests.service.test_app import SmallDisk
 from tests.waiting import until
 
@@ -234,12 +235,15 @@ def test_a_second_controller_on_a_folder_is_refused_wherever_its_journal_is(
 def test_a_journal_that_knows_nothing_of_jobs_at_work_is_not_theirs_and_they_are_left_alone(tmp_path: Path) -> None:
     """Without ROLLMUX_JOURNAL, say, the journal is a file, and new: all jobs were ended without a word."""
     wanted = Wanted(SMALL, RollmuxPolicy(), tmp_path, RULES)
+    another = MemoryJournal()
+    recover(another, PAIR, RollmuxPolicy(), RULES)
     with served(tmp_path) as there:
         token = there.admin
         there.post("/v1/jobs", job("a", command=["sleep", "600"], folder=str(tmp_path)))
         until(lambda: there.get("/v1/jobs/a")["state"] == "running")
     with pytest.raises(CantServe, match=r"of which this journal knows nothing \(a\): start with theirs \(--journal"):
-        Service(wanted, ProcessLauncher(tmp_path), lambda _: MemoryJournal())
+        Service(wanted, ProcessLauncher(tmp_path), lambda _: another)
+    assert not list(another.records(0)), "it was told that its cluster is another one"
     with served(tmp_path) as there:
         found = there.get("/v1/jobs/a", token)
         assert (found["state"], found["attempt"]) == ("running", 1)

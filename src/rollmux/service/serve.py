@@ -130,9 +130,8 @@ class Service:
                 wanted.cluster,
                 wanted.policy,
                 wanted.rules,
-                partial(require_kept, wanted.folder, wanted.means),
+                partial(_require_fit, wanted, launcher),
             )
-            _require_theirs(launcher.at_work(), self.controller.machine.state, wanted.folder)
             keep(wanted.folder, wanted.means, self.controller.machine.state)
             errands = Errands(self.controller.machine, self.controller.jobs, launcher, self._env_of)
             self.host = Host(self.controller, self.journal, errands, begins_at, time.perf_counter() - began)
@@ -285,13 +284,20 @@ def _require_known(wanted: Wanted) -> None:
             ) from error
 
 
+def _require_fit(wanted: Wanted, launcher: Launcher, state: ClusterState) -> None:
+    """Raises RollmuxError if jobs of before could not go on, before the journal hears of this start."""
+    require_kept(wanted.folder, wanted.means, state)
+    _require_theirs(launcher.at_work(), state, wanted.folder)
+
+
 def _require_theirs(at_work: Collection[str], state: ClusterState, folder: Path) -> None:
     """Raises CantServe if jobs at work are not of this journal: the controller would end them, for it wants none."""
     strange = sorted(job for job in at_work if job not in state.jobs and job not in state.ended)
     if strange:
         some = ", ".join(strange[:3]) + (f" and {len(strange) - 3} more" if len(strange) > 3 else "")
         remedy = (
-            "start with theirs (--journal, ROLLMUX_JOURNAL), or end their processes before, or give another --folder"
+            "start with theirs (--journal, ROLLMUX_JOURNAL), or give another --folder, or end their processes before; "
+            f"of jobs on Ray then remove what {folder / 'ray'} has of them"
         )
         raise CantServe(f"jobs of {folder} are at work of which this journal knows nothing ({some}): {remedy}")
 

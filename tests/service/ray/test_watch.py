@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,6 +85,9 @@ def test_a_job_is_at_work_for_the_next_life_until_its_attempt_is_over(tmp_path: 
             pass
         then = Life(tmp_path, ray)
         assert then.launcher.at_work() == {"a"}
+        shutil.copytree(tmp_path, tmp_path / "lost")
+        shutil.rmtree(tmp_path / "lost/ray/a")  # as is advised where its journal is lost
+        assert Life(tmp_path / "lost", ray).launcher.at_work() == set()
         await then.begin()
         await then.launcher.stop("a", 1, 0.0)
         await then.launcher.close()
