@@ -433,6 +433,28 @@ def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
     assert len(os.listdir("/dev/fd")) == before
 
 
+@pytest.mark.parametrize(
+    ("error", "raised"), [(OSError(24, "Too many open files"), LaunchFailed), (KeyError(), KeyError)]
+)
+def test_a_start_that_breaks_off_once_its_processes_are_up_leaves_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception]
+) -> None:
+    """Its job begins again, and would run twice."""
+
+    def started(files: AttemptFiles, key: tuple[str, int]) -> None:
+        if Path(f"{files.record(key)}.started").exists():
+            raise error
+
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            with pytest.raises(raised):
+                await launcher.start(shell(tmp_path, "sleep 60"))
+            await launcher.stop("a", 1, 5.0)
+
+    monkeypatch.setattr(AttemptFiles, "started", started)
+    asyncio.run(story())
+
+
 def test_processes_at_which_nobody_else_may_look_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is where /proc is mounted with `hidepid=1`: the controller could end nothing there."""
 

@@ -129,10 +129,15 @@ class ProcessLauncher:
             # over that another has just begun.
             async with self._one_by_one:
                 watched, heard = await asyncio.to_thread(self._spawn, plan, {*self._kept, *self._starting})
+            try:
+                failed = await answer(heard, START_S)
+                started = self.files.started(key)
+            except Exception:
+                ask(watched, signal.SIGUSR1)  # with whatever it has started: nobody else would end that
+                await wait_ended(watched)
+                raise
         except OSError as error:
             raise LaunchFailed(f"job {key[0]!r} could not be started: {error}") from error
-        failed = await answer(heard, START_S)
-        started = self.files.started(key)
         if failed == "" and started is not None:
             self._watch(key, Kept(started.keeper, watched))
             return
