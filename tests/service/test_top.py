@@ -14,7 +14,9 @@ from typing import Any
 import httpx
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from rollmux.cli import app
 from rollmux.cli.jobs import earlier
 from rollmux.cli.top import Watcher
 from rollmux.cli.top_screen import screen
@@ -22,7 +24,7 @@ from rollmux.protocol.views import ClusterView, JobView, LaneView, NodeView
 from rollmux.service.door import Door
 from tests.ports import free_port
 from tests.service.running import ROLLMUX, Running, clean_env, running
-from tests.service.serving import job
+from tests.service.serving import job, served
 from tests.service.terminal import CTRL_C, ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR, plain, terminal
 
 LEASE = ("--lease-s", "600")
@@ -189,3 +191,16 @@ def test_a_terminal_that_can_t_be_drawn_on_is_told_to_look_once(there: Running) 
     with terminal("top", "--folder", str(there.folder), kind="dumb") as shown:
         assert shown.ended() == 2
         assert "--once" in shown.drawn
+
+
+def test_a_controller_that_its_folder_names_is_trusted_only_by_its_certificate_whatever_the_environment_names(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    with served(tmp_path, certificate=certificate) as there:
+        (tmp_path / "url").write_text(there.service.local_url)
+        (tmp_path / "admin.token").write_text(there.admin)
+        env = {"ROLLMUX_URL": "http://127.0.0.1:1", "SSL_CERT_FILE": None}
+        words = ["top", "--once", "--json", "--folder", str(tmp_path)]
+        done = CliRunner().invoke(app, words, env=env)
+        assert (done.exit_code, "CERTIFICATE_VERIFY_FAILED" in done.output) == (2, True)
+        assert CliRunner().invoke(app, words, env=env | {"SSL_CERT_FILE": str(certificate[0])}).exit_code == 0

@@ -82,7 +82,8 @@ def top(
     shown = console()
     if not (once or as_json or (shown.is_terminal and not shown.is_dumb_terminal)):
         raise typer.BadParameter("this is no terminal that can be drawn on: say --once or --json")
-    with httpx.Client(transport=way_to(url)) as client, _ended_by_signals():
+    way = way_to(url if folder is None else "")  # a folder may lead elsewhere, to one that speaks TLS
+    with httpx.Client(transport=way) as client, _ended_by_signals():
         watcher = Watcher(url, token, folder, client)
         if once:
             _once(watcher, as_json, shown)
