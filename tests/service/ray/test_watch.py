@@ -12,7 +12,7 @@ import pytest
 from rollmux.mux.placed import Placement
 from rollmux.protocol.job_file import Submission
 from rollmux.service.launcher import Attempt
-from rollmux.service.ray.gateway import RayJob, RayNode, Unsure
+from rollmux.service.ray.gateway import RayJob, RayNode, Unsure, Wish
 from rollmux.service.ray.launcher import LOST, Pace, RayLauncher
 from tests import builders
 from tests.service.ray.model import RayModel, played
@@ -256,7 +256,7 @@ def test_what_a_controller_starts_as_it_goes_is_known_to_the_one_that_waits_for_
 class Odd(RayModel):
     """A Ray some of whose answers nobody has thought of."""
 
-    odd = 0
+    odd = odd_submissions = 0
 
     async def jobs(self) -> dict[str, RayJob]:
         self._oddly()
@@ -265,6 +265,13 @@ class Odd(RayModel):
     async def nodes(self) -> list[RayNode]:
         self._oddly()
         return await super().nodes()
+
+    async def submit(self, wish: Wish) -> None:
+        if not self.odd_submissions:
+            await super().submit(wish)
+            return
+        self.odd_submissions -= 1
+        raise RuntimeError("can't start new thread")
 
     def _oddly(self) -> None:
         if self.odd:
@@ -285,3 +292,21 @@ def test_the_watch_goes_on_whatever_a_look_ends_in_and_says_so(
 
     played(story())
     assert len([each for each in caplog.records if each.exc_info and each.exc_info[0] is KeyError]) == 5
+
+
+def test_a_stop_that_breaks_off_is_tried_again_with_pauses(tmp_path: Path) -> None:
+    """Else the log would be full of it in no time: a start that broke off for that reason is stopped."""
+
+    async def story() -> None:
+        ray, times = Odd(*NODES), 5
+        life, ray.odd_submissions = Life(tmp_path, ray), times
+        await life.begin()
+        with pytest.raises(RuntimeError, match="new thread"):
+            await life.start(1)
+        began = asyncio.get_running_loop().time()
+        await life.launcher.stop("a", 1, 0.0)
+        assert asyncio.get_running_loop().time() - began >= (times - 1) * PACE.pause_s
+        assert (ray.odd_submissions, ray.ran, life.launcher.at_work()) == (0, [], set())
+        await life.launcher.close()
+
+    played(story())

@@ -143,6 +143,8 @@ class RayLauncher:
                 if live.work is None:
                     live.work = self._spawn(self._working(live, self._end(live)))
                 await asyncio.wait([live.work])
+                if key in self._live:  # that work was another, or broke off, of which the log tells
+                    await asyncio.sleep(self.pace.pause_s)
         finally:
             self._unwanted.discard(key)
 
