@@ -80,7 +80,7 @@ class Launcher(Protocol):
         """Called before all else. Returns the jobs that an earlier life of the controller has started, not ended."""
 
     async def watch(self, nodes: Collection[str], on_node: OnNode) -> set[str]:
-        """Called once, before all else. Returns which of these nodes are there; later changes are told."""
+        """Called once, before `begin`. Returns which of these nodes are there; later changes are told."""
 
     async def begin(self, on_exit: OnExit) -> set[tuple[str, int]]:
         """Called once, before any start. Returns the attempts that still run; those that ended are reported."""
