@@ -15,7 +15,17 @@ from rollmux.mux.hardware import PAPER_CLUSTER, PAPER_ROLLOUT, PAPER_TRAIN, Clus
 from rollmux.mux.job import JobSpec, PhaseSpec
 from rollmux.mux.order import Order
 from rollmux.mux.placed import Member, Placement
-from rollmux.mux.plan import Candidate, Decision, Plan, Strategy, Verdict, check_plan, memory_problem, own_groups
+from rollmux.mux.plan import (
+    TRAIL_LIMIT,
+    Candidate,
+    Decision,
+    Plan,
+    Strategy,
+    Verdict,
+    check_plan,
+    memory_problem,
+    own_groups,
+)
 from rollmux.mux.policies.paper import PaperPolicy
 from rollmux.mux.policies.rollmux import TRIES, TRIES_IN_LINE, WIDTHS_LIMIT, WINS, RollmuxPolicy
 from rollmux.mux.snapshot import Snapshot
@@ -241,6 +251,16 @@ def test_it_is_given_up_in_the_end_and_earlier_where_plays_take_longer(wide: int
     decision = RollmuxPolicy().place(MISFIT, full)
     assert decision.plan is None
     assert len(tried(decision, Verdict.SLO, Strategy.DIRECT)) == most
+
+
+def test_which_nodes_are_missing_is_told_however_many_places_were_tried() -> None:
+    """In a cluster of some sixty groups the owner of a job in line heard neither how many nodes nor of which pool."""
+    strict = replace(BLOCK, slo=1.0, iterations=50)
+    shut = [group(f"s{i}", pinned(replace(strict, id=f"s{i}"), f"x{i}", f"y{i}")) for i in range(TRAIL_LIMIT)]
+    full = snapshot(*shut, *_many(2 * TRIES_IN_LINE), cluster=finite(PAPER_ROLLOUT, PAPER_TRAIN))
+    decision = RollmuxPolicy().place(MISFIT, full)
+    assert [c.subject for c in decision.candidates if c.verdict is Verdict.NO_NODES] == ["rollout", "train"]
+    assert len(decision.candidates) == TRAIL_LIMIT + 2
 
 
 def _many(count: int, wide: int = 1) -> list[Group]:

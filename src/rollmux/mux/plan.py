@@ -87,13 +87,16 @@ TRAIL_LIMIT = 64
 
 @dataclass(slots=True)
 class Trail:
-    """What a decision tried. The first `TRAIL_LIMIT` are kept whole, the rest counted with the nearest miss."""
+    """What a decision tried. The first `TRAIL_LIMIT` are kept whole, the rest counted with the nearest miss.
+
+    What comes last and decides is kept whole as well: the place taken, or the pools that have too few nodes.
+    """
 
     candidates: list[Candidate] = field(default_factory=list)
     more: dict[Verdict, tuple[int, Candidate]] = field(default_factory=dict)
 
     def add(self, candidate: Candidate) -> None:
-        if len(self.candidates) < TRAIL_LIMIT or candidate.verdict is Verdict.TAKEN:
+        if len(self.candidates) < TRAIL_LIMIT or candidate.verdict in (Verdict.TAKEN, Verdict.NO_NODES):
             self.candidates.append(candidate)
             return
         count, nearest = self.more.get(candidate.verdict, (0, candidate))
