@@ -375,7 +375,7 @@ def lasting(times: list[int], now: int) -> list[int]:
 def cut_short(
     done: list[list[int]], now: int, slowest: int, solo_ms: int, limits_ms: tuple[float, ...] | None
 ) -> Played:
-    """Iteration times of a play that MOST_ITERATIONS ended: nobody knows if the slowest job keeps up, so it is late."""
+    """Iteration times of a play that took too many: nobody knows if the slowest job keeps up, so it is late."""
     means = cautious_means([lasting(times, now) for times in done])
     least_ms = solo_ms if limits_ms is None else max(solo_ms, 2 * limits_ms[slowest])
     means[slowest] = max(means[slowest], least_ms / 1000)
