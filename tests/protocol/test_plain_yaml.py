@@ -69,6 +69,15 @@ def test_a_part_that_stands_at_two_places_is_changed_at_one(tmp_path: Path) -> N
     assert found == {"rollout": {"nodes": 1}, "train": {"nodes": 2}}
 
 
+def test_what_has_merged_keys_and_changes_some_can_be_merged_in_turn(tmp_path: Path) -> None:
+    text = "rollout: {node: &node {<<: {gpus: 8, name: H20}, name: H800}}\ntrain: {<<: *node, gpus: 4}\n"
+    assert read(tmp_path, text) == {
+        "rollout": {"node": {"gpus": 8, "name": "H800"}},
+        "train": {"gpus": 4, "name": "H800"},
+    }
+    assert "'gpus' is there twice" in refusal(tmp_path, text.replace("gpus: 4", "gpus: 4, gpus: 5"))
+
+
 @pytest.mark.parametrize("change", ["slo", "", "=3", ".slo=3", "rollout.=3", "rollout..nodes=3"])
 def test_what_is_no_change_is_refused_with_how_one_looks(tmp_path: Path, change: str) -> None:
     assert "must be KEY=VALUE" in refusal(tmp_path, "slo: 2\n", change)

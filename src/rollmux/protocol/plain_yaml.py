@@ -26,14 +26,16 @@ _SIGNS = {
 class _Loader(yaml.SafeLoader):
     """Plain data only, and each key once."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """A mapping as it stands in the file: later, merged keys (`<<`) are among its own."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return node
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         """JSON writes a character beyond the first 65,536 as two escapes, which this library takes for two of them."""
