@@ -1,6 +1,7 @@
 """Jobs in files: what they mean comes back, and what can't be is refused with all that is wrong with it (F7)."""
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,11 @@ def test_all_problems_of_a_job_are_said_at_once_in_the_words_of_the_file() -> No
 )
 def test_nothing_is_taken_that_no_process_can_be_given(key: str, value: Any) -> None:
     assert list(problems({**JOB, key: value})) == [f"job.{key}"]
+
+
+@pytest.mark.parametrize(("key", "value"), [("name", 7), ("name", date(2026, 1, 2)), ("command", ["train", 7])])
+def test_who_writes_a_number_for_a_text_hears_how_a_text_is_written(key: str, value: Any) -> None:
+    assert "'7'" in problems({**JOB, key: value})[f"job.{key}"]
 
 
 def test_all_ranks_together_are_no_more_than_a_job_may_have() -> None:

@@ -25,7 +25,7 @@ class _Reader(Checks):
     def text(self, name: str, value: object, remedy: str) -> None:
         good = isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH and value.isprintable()
         if not good or (isinstance(value, str) and value.strip() != value):
-            self.report(name, value, f"1 to {MAX_ID_LENGTH} printable characters, no outer spaces", remedy)
+            self.report(name, value, f"a text of 1 to {MAX_ID_LENGTH} printable characters, no outer spaces", remedy)
 
     def part(self, name: str, value: object, kind: type) -> "_Reader | None":
         """The reader of a part, or None where the part is something else altogether."""

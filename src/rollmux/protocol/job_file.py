@@ -119,8 +119,10 @@ class _Read:
         job = JobSpec(id=found.get("name", "job"), rollout=rollout, train=train, **{"slo": 2.0, **values})
         for problem in job_problems(job):
             *path, name = problem.path.split(".")
-            said = IN_GB.get(name, "name" if name == "id" else name)
-            self.problems.append(Problem(".".join([*path, said]), problem.value, problem.limit, problem.remedy))
+            said, remedy = IN_GB.get(name, "name" if name == "id" else name), problem.remedy
+            if name == "id" and not isinstance(problem.value, str):
+                remedy = "write '7' for a number or a date, behind a file name=\"'7'\""
+            self.problems.append(Problem(".".join([*path, said]), problem.value, problem.limit, remedy))
         submission = None if self.problems else Submission(job, **run)
         if submission is not None and job.rollout_spares and submission.ranks > 1:
             limit = "0 where a job has several processes"  # nobody starts one more for each spare node
@@ -169,8 +171,9 @@ class _Read:
         if name in (".", ".."):
             checks.report("name", name, "a name that a path can end with", "use letters or digits too")
         if not _texts(command):
-            limit = f"a list of up to {MAX_ENTRIES} words of up to {MAX_TEXT} characters"
-            checks.report("command", command, limit, "write [python, train.py], and what is longer into a file")
+            limit = f"a list of up to {MAX_ENTRIES} texts of up to {MAX_TEXT} characters"
+            remedy = "write [python, train.py, '7'], numbers in quotes, and what is longer into a file"
+            checks.report("command", command, limit, remedy)
         pairs = isinstance(env, Mapping) and _texts(list(env)) and _texts(list(env.values()))
         if not pairs or not all("=" not in name and name for name in env):
             limit = f"up to {MAX_ENTRIES} names with text values of up to {MAX_TEXT} characters"
