@@ -1,6 +1,7 @@
 """Jobs in files: what they mean comes back, and what can't be is refused with all that is wrong with it (F7)."""
 
 import json
+import os
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,17 @@ def test_the_example_is_read() -> None:
 def test_a_folder_is_that_of_the_file_or_seen_from_there(tmp_path: Path, said: str, meant: str) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "folder": said}), encoding="utf-8")
     assert Path(read_job_file(tmp_path / "job.yaml").folder) == tmp_path / meant
+
+
+def test_the_folder_of_what_a_pipe_brings_is_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ours, theirs = os.pipe()
+    with open(theirs, "w", encoding="utf-8") as pipe:
+        json.dump({**JOB, "folder": "sub"}, pipe)
+    try:
+        assert Path(read_job_file(f"/dev/fd/{ours}").folder) == tmp_path / "sub"
+    finally:
+        os.close(ours)
 
 
 def test_what_is_said_beside_a_file_counts_as_if_it_stood_there(tmp_path: Path) -> None:

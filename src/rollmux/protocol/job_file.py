@@ -62,7 +62,8 @@ def read_job_file(path: str | Path, changes: Sequence[str] = ()) -> Submission:
     content = read_plain(path, subject, TO_SUBMIT, changes)
     # A folder that is a URL stays as it is: a launcher unpacks what is there.
     if isinstance(content, dict) and isinstance(folder := content.get("folder", ""), str) and "://" not in folder:
-        content = {**content, "folder": str(path.parent.resolve() / folder)}
+        own = path.parent if path.is_file() else Path()  # a pipe lies where no command can run
+        content = {**content, "folder": str(own.resolve() / folder)}
     return read_job(content, subject)
 
 
