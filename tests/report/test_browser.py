@@ -323,16 +323,19 @@ def test_on_paper_nothing_is_cut_off_and_the_ink_is_dark(opened: Open) -> None:
             constructor(told) { super(() => this.over || told()); setTimeout(() => this.over = true, 500); }
         };
     }""")
+    page.emulate_media(color_scheme="dark")
     page = opened(two_runs(), page)
     page.wait_for_function("() => document.querySelectorAll('.plot svg').length === 6")
     page.wait_for_timeout(600)
-    page.emulate_media(media="print", color_scheme="dark")
+    page.emulate_media(media="print")
     page.set_viewport_size({"width": 700, "height": 900})
     right = "all => Math.max(...all.map((one) => one.getBoundingClientRect().right))"
     for drawn in (".plot svg", ".stage canvas", "table"):
         assert page.locator(drawn).evaluate_all(right) <= 700, drawn
     ink = "getComputedStyle(document.documentElement).getPropertyValue('--ink')"
     assert contrast(page.evaluate(ink), "#ffffff") >= 4.5
+    corner = "canvas => [...canvas.getContext('2d').getImageData(50, 37, 1, 1).data]"
+    assert page.locator(".stage canvas").evaluate(corner) == [255, 255, 255, 255], "behind the nodes' names"
 
 
 def test_everything_that_can_be_worked_has_a_name(opened: Open) -> None:

@@ -118,7 +118,7 @@ function plain(text) {
   return make("p", { class: "empty" }, text);
 }
 
-// Draws now, and again whenever the room changes or the colours do.
+// Draws now, and again whenever the room changes or the colours do, as on dark screens for paper.
 function keepDrawn(host, draw) {
   let width = 0;
   new ResizeObserver(() => {
@@ -127,6 +127,6 @@ function keepDrawn(host, draw) {
       draw(width);
     }
   }).observe(host);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => width && draw(width));
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", () => width && draw(width));
   return () => width && draw(width);
 }
