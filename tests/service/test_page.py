@@ -374,6 +374,29 @@ MANY_PHASES = """() => {
 }"""
 
 
+STREAM_ALONE_IS_SILENT = """
+    window.streams = 0;
+    const asks = window.fetch, clock = performance.now.bind(performance);
+    let ahead = 0;
+    performance.now = () => clock() + ahead;
+    setInterval(() => ahead += 2000, 150);
+    window.fetch = (path, how) => {
+        if (!path.includes("v1/events")) return asks(path, how);
+        window.streams += 1;
+        const silent = { start: (control) => how.signal.onabort = () => control.error(how.signal.reason) };
+        return new Response(new ReadableStream(silent));
+    };
+"""
+
+
+def test_a_stream_that_is_silent_alone_is_opened_anew(woven: Served, eyes: Eyes) -> None:
+    page = eyes.open(woven, "")
+    page.add_init_script(STREAM_ALONE_IS_SILENT)
+    page.evaluate("token => sessionStorage.setItem('rollmux-token', token)", woven.admin)
+    page.reload()
+    page.wait_for_function("() => window.streams > 1", timeout=10_000)
+
+
 def test_a_tab_in_the_background_forgets_what_is_past_too(woven: Served, eyes: Eyes) -> None:
     page = eyes.open(woven, "")
     page.add_init_script(IN_THE_BACKGROUND)
@@ -593,3 +616,13 @@ def test_a_page_that_gets_no_stream_says_why_and_asks_ever_more_seldom(
         while len(looks) < 4:
             page.wait_for_timeout(50)
         assert looks[-1] - looks[-2] > 0.7
+        monkeypatch.setattr("rollmux.service.app.MOST_STREAMS_EACH", 8)
+        page.evaluate("""() => {
+            window.told = [];
+            const link = document.querySelector("#link-text");
+            new MutationObserver(() => window.told.push(link.textContent)).observe(link, { childList: true });
+        }""")
+        bob = there.service.tokens.create("bob", Role.TENANT, "bob")
+        page.evaluate("token => { location.hash = `token=${token}`; }", bob)
+        soon(page, "#link-text", "^Live$")
+        assert not [text for text in page.evaluate("window.told") if "Not live" in text], "that was of the token before"

@@ -64,6 +64,7 @@ async function follow(after, signal, opened, heard) {
     const { value, done } = await reader.read();
     if (done) return;
     hear();
+    store.spoke = store.heard;
     text += value;
     const parts = text.split("\n\n");
     text = parts.pop();

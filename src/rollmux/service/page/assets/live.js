@@ -80,7 +80,7 @@ async function live(mine) {
   let failures = 0;
   while (life === mine) {
     const gone = new AbortController();
-    const watch = setInterval(() => { if (seconds() - store.heard > SILENT_S || life !== mine) gone.abort(); }, 1000);
+    let watch;
     try {
       const past = await get("v1/history?since_s=3600");
       if (life !== mine) return;
@@ -88,6 +88,8 @@ async function live(mine) {
       await lookAnew(mine);
       if (life !== mine) return;
       openUp();
+      store.spoke = seconds();
+      watch = setInterval(() => { if (seconds() - store.spoke > SILENT_S || life !== mine) gone.abort(); }, 1000);
       await follow(store.seq, gone.signal, () => {
         if (life !== mine) return;
         failures = 0;
@@ -99,7 +101,7 @@ async function live(mine) {
       });
     } catch (error) {
       if (life === mine && error instanceof Refused && [401, 403].includes(error.status)) return turnAway(error);
-      trouble = error instanceof Refused ? error.message : "";
+      if (life === mine) trouble = error instanceof Refused ? error.message : "";
     } finally {
       clearInterval(watch);
       if (life === mine) streaming = false;
@@ -125,6 +127,7 @@ function turnAway(error) {
 function askAgain(why) {
   life += 1;
   streaming = false;
+  trouble = "";
   store.cluster = store.bill = store.frozen = null;
   store.spans = new Map();
   looks.clear();

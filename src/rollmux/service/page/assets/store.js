@@ -12,6 +12,7 @@ const store = {
   pools: [],
   waits: [],
   heard: 0, // when the controller last said anything, by this page's clock
+  spoke: 0, // when its stream last did: that may be silent alone
   heardAt: 0, // the same by the wall's clock, which goes on while the machine sleeps
   origin: 0, // the controller's time, less this page's
   frozen: null, // its time when it was last heard, while nothing is heard of it
