@@ -139,6 +139,7 @@ class Gpu(SimpleNamespace):
         self.pinned: set[int] = set()
         self._taken: dict[int, Tensor] = {}
         self.keeps_bytes = self.reserved = 0
+        self.error = 0  # of the last call that was refused, until a kernel is launched
         self.copies_what_it_maps = False
         self.has_driver = True
         self._there: list[tuple[weakref.ref[torch.UntypedStorage], int]] = []
@@ -157,8 +158,19 @@ class Gpu(SimpleNamespace):
             cudart=lambda: SimpleNamespace(cudaHostRegister=self._register, cudaHostUnregister=self.pinned.remove),
         )
 
+    def zeros(self, size: int, *, device: object) -> Tensor:
+        self._launch()
+        return torch.zeros(size)
+
+    def _launch(self) -> None:
+        """As torch does after each kernel: it asks for the last error, whoever made it, which takes it away."""
+        error, self.error = self.error, 0
+        if error:
+            raise RuntimeError(f"CUDA error: {error}")
+
     def bitwise_or(self, sums: Tensor, zero: int, *, out: Tensor) -> None:
         """What a kernel writes to the host is there once it was waited for."""
+        self._launch()
         self._late.append(partial(out.copy_, sums | zero))
 
     def _event(self) -> SimpleNamespace:
@@ -208,6 +220,7 @@ class Gpu(SimpleNamespace):
     def _register(self, address: int, nbytes: int, flags: int) -> int:
         if not self.register:
             self.pinned.add(address)
+        self.error = self.register or self.error
         return self.register
 
 

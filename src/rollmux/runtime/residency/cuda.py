@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -119,8 +120,15 @@ class CudaMemory:
         if int(_runtime().cudaHostRegister(data.data_ptr(), data.numel(), 0)) == 0:
             self._pinned = data
         else:
+            self._take_error()
             self._buffers = _buffers()
         self._sheets = Sheets(self.span, self.device)
+
+    def _take_error(self) -> None:
+        """CUDA keeps the error of a call that was refused, and torch takes it for the next kernel's: one that nobody
+        needs."""
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self.device).add_(1)
 
     def unpin(self) -> None:
         pinned, self._pinned, self._buffers, self._sheets = self._pinned, None, [], None
