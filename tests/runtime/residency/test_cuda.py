@@ -360,6 +360,36 @@ def test_what_was_allocated_while_others_held_a_state_s_memory_is_not_taken_for_
     resident.close()
 
 
+@pytest.mark.parametrize("make", [Resident, Visitor], ids=["resident", "visitor"])
+def test_a_load_that_fails_holds_no_memory_of_the_device_once_it_is_offloaded(
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, make: type
+) -> None:
+    """Whoever gives the nodes back for an error has that error in hand."""
+    gpu = on_a_fake(monkeypatch)
+    state, memory = gpu.put(some(1)), CudaMemory(torch.device("cuda"))
+    if make is Resident:
+        moved: Resident | Visitor = Resident(state, name="a", budget=budget, memory=memory)
+    else:
+        moved = Visitor(lambda: {"w": state["w"]}, name="a", memory=memory)
+        moved.load()
+    moved.offload()
+    real = Copies.start
+
+    def start(copies: Copies, lane: int, target: Tensor, source: Tensor) -> None:
+        raise RuntimeError("no copies")
+
+    monkeypatch.setattr(Copies, "start", start)
+    with pytest.raises(RuntimeError, match="no copies") as failed:
+        moved.load()
+    moved.offload()
+    assert gpu.allocated() == gpu.reserved == 0
+    del failed
+    monkeypatch.setattr(Copies, "start", real)
+    moved.load()
+    assert state["w"].eq(1).all()
+    moved.close()
+
+
 @pytest.mark.parametrize("has_driver", [True, False], ids=["the driver tells", "torch's books tell"])
 def test_what_others_take_while_copies_are_under_way_is_theirs(
     budget: Budget, monkeypatch: pytest.MonkeyPatch, has_driver: bool

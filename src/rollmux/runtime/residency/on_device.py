@@ -177,6 +177,12 @@ class OnDevice:
         self._is_freed = self._is_late = False
         self.require_freed()
 
+    def let_go_of(self, flat: Tensor) -> None:
+        """The load that this memory was for has failed: it goes back once nobody holds it."""
+        storage = flat.untyped_storage()
+        self._leaked.append((weakref.ref(storage), storage.nbytes()))
+        self._is_freed, self._is_late = False, True
+
     @property
     def is_there(self) -> bool:
         """Whether any of it is on the device: an interrupted `vacate` may have left some, even if all was elsewhere."""

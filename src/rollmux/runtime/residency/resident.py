@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from threading import RLock
+from traceback import clear_frames
 
 from torch import Tensor
 
@@ -103,7 +104,6 @@ class Resident:
         self.kept: Kept | None = None
         self._at_end: weakref.finalize[..., Resident] | None = None
         self._loaded_version = 0
-        self._broken_off = False
         self._lock = RLock()
 
     # -- what a phase calls ------------------------------------------------------------------------------------------
@@ -120,11 +120,10 @@ class Resident:
             try:
                 self._fill(self.device.memory.allocate(self._layout.nbytes))
             except BaseException as error:
-                self._broken_off = True
                 if self.device.flat is not None:
                     self._vacate_after(error)
                 raise
-            self._loaded, self._broken_off = True, False
+            self._loaded = True
 
     def _vacate_after(self, error: BaseException) -> None:
         """Frames of the error may still hold memory. That goes with them, so NotFreed is only a note to this error."""
@@ -133,19 +132,15 @@ class Resident:
         except NotFreed as held:
             error.add_note(str(held))
 
-    def _clear_away(self) -> None:
-        """Gives back what a failed load could not, as its error still held it."""
-        if self._broken_off:
-            self.device.memory.expect(0, None)
-            self.device.memory.release()
-            self._broken_off = False
-
     def _fill(self, flat: Tensor) -> None:
         if self.kept is not None and self.kept.whole:
             try:
                 self._loaded_version = bring(self.kept, flat, self.device.memory, partial(self._board, flat))
-            except BaseException:
+            except BaseException as error:
+                clear_frames(error.__traceback__)  # which hold the memory for as long as somebody has the error
                 self.device.unbind()
+                self.device.let_go_of(flat)
+                del flat
                 raise
             if self.read_only:
                 self.device.watch()
@@ -172,7 +167,6 @@ class Resident:
                 if self.device.is_there:  # it was interrupted while it left
                     self.device.vacate()
                 self.device.require_freed()
-                self._clear_away()
                 return
             if self.device.watched and self.kept is not None and self.kept.whole:
                 self._require_unchanged()

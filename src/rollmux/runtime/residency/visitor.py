@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
+from traceback import clear_frames
 
 import torch
 from torch import Tensor
@@ -44,10 +45,14 @@ class Visitor:
                 return
             self._settle()
             flat = self._memory.allocate(self._layout.nbytes)
-            with finished(self._memory.transfer()) as transfer:
-                for target, source in zip(self._layout.split(flat), self._layout.split(self._home), strict=True):
-                    transfer.load(target, source)
-            self._device.board(leaves(self._state()), self._layout, flat, watched=self._read_only)
+            try:
+                self._fill(flat)
+            except BaseException as error:
+                if not self.is_here:
+                    clear_frames(error.__traceback__)  # which hold the memory for as long as somebody has the error
+                    self._device.let_go_of(flat)
+                    del flat
+                raise
             self._visiting = True
 
     def offload(self) -> None:
@@ -108,6 +113,12 @@ class Visitor:
         for leaf, place in zip(found, seen.layout.places, strict=True):
             leaf.tensor.data = seen.layout.view(place, home)
         self._keep(seen.layout, home)
+
+    def _fill(self, flat: Tensor) -> None:
+        with finished(self._memory.transfer()) as transfer:
+            for target, source in zip(self._layout.split(flat), self._layout.split(self._home), strict=True):
+                transfer.load(target, source)
+        self._device.board(leaves(self._state()), self._layout, flat, watched=self._read_only)
 
     def _bring_home(self) -> None:
         """Copies the state home, unless it is watched and nothing has joined it: home has it then."""
