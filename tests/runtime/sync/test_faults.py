@@ -504,7 +504,7 @@ def test_a_sender_that_comes_once_its_attempt_has_failed_is_told_why(tmp_path: P
     with world(small(senders=(2, 1), receivers=(1, 1)), tmp_path) as made:
         publish(made, 1)
         made.receivers[0]._patience_s = 0.3
-        why = r"\d+ pieces are missing, and none has landed for 0\.3 s"
+        why = r"\d+ pieces are missing, and none has landed for 0\.3 s: over a slow link give a smaller `chunk_bytes`"
         for sender in made.senders:
             with pytest.raises(SyncFailed, match=why):
                 sender.sync(1, made.addresses)

@@ -105,7 +105,8 @@ class Round:
                 if self._over:
                     raise Broken(self._over)
                 if time.monotonic() >= self._moved_at + patience_s:
-                    raise Broken(f"{len(self._missing)} pieces are missing, and none has landed for {patience_s:g} s")
+                    what = f"{len(self._missing)} pieces are missing, and none has landed for {patience_s:g} s"
+                    raise Broken(f"{what}: over a slow link give a smaller `chunk_bytes`, or more `patience_s`")
             yield
 
     def end(self, reason: str) -> None:
