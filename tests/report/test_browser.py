@@ -255,19 +255,22 @@ def test_the_headroom_chart_names_the_jobs_from_the_tightest_on(opened: Open) ->
 
 def test_a_broken_slo_is_told_with_its_reason(opened: Open) -> None:
     homeless = replace(job("homeless", group=""), started_h=None, slowdown=None, iteration_s=None, iterations=0)
-    jobs = (replace(job("given-up", 1.1), failed=True), homeless, unfinished(), job("slow", 1.7), job("good"))
+    overdue = replace(job("overdue", 1.1), slowdown_at_least=2.0)
+    jobs = (replace(job("given-up", 1.1), failed=True), homeless, unfinished(), overdue, job("slow", 1.7), job("good"))
     page = opened([bare(run(jobs=jobs))])
     said = page.locator(".violations").inner_text()
-    assert "4 of 5 SLOs broken: " in said
+    assert "5 of 6 SLOs broken: " in said
     for reason in (
         "given-up (it was given up)",
         "homeless (it never had a place)",
         "stuck (it did no iteration)",
+        "overdue (at least 2.000× of 1.50×)",
         "slow (1.700× of 1.50×)",
     ):
         assert reason in said
     chart = page.get_by_role("slider", name="SLO headroom: job cursor").locator("svg")
-    assert chart.get_attribute("aria-label") == "Slowdown over SLO. rollmux: 4 of 5 broken"
+    assert chart.get_attribute("aria-label") == "Slowdown over SLO. rollmux: 5 of 6 broken"
+    assert page.locator("#job-table tr").filter(has_text="overdue").get_by_text("✕ 133.3 %").is_visible()
 
 
 def test_whatever_is_missing_is_said_in_a_sentence(opened: Open) -> None:

@@ -5,7 +5,7 @@ function jobRows(runs) {
   return runs.flatMap((run, place) => run.jobs.job.map((job, i) => {
     const row = { place, run: run.name, hasSpans: run.has_spans };
     for (const key of Object.keys(run.jobs)) row[key] = run.jobs[key][i];
-    row.used = row.slowdown === null ? null : row.slowdown / row.slo;
+    row.used = row.slowdown === null ? null : Math.max(row.slowdown, row.slowdown_at_least) / row.slo;
     return row;
   }));
 }
@@ -39,7 +39,12 @@ function violations(runs, rows) {
 function howBroken(row) {
   if (!row.group) return "it never had a place";
   if (row.failed) return "it was given up";
-  return row.slowdown === null ? "it did no iteration" : `${fixed(row.slowdown, 3)}× of ${fixed(row.slo, 2)}×`;
+  return row.slowdown === null ? "it did no iteration" : pace(row);
+}
+
+// With an iteration that was never done it is slower than by those that were.
+function pace(row) {
+  return `${row.slowdown_at_least > row.slowdown ? "at least " : ""}${fixed(row.used * row.slo, 3)}× of ${fixed(row.slo, 2)}×`;
 }
 
 function headroomChart(runs, rows, hidden) {
@@ -82,7 +87,7 @@ function pointJob(chart, rank, runs) {
   cursor?.setAttribute("d", `M${x.toFixed(1)} ${ROOM.top}V${CHART_HEIGHT - ROOM.bottom}`);
   const said = chart.shown().filter(([, list]) => list[chart.cursor]).map(([place, list]) => {
     const row = list[chart.cursor];
-    return [place, `${runs[place].name}: ${row.job} ${fixed(row.slowdown, 3)}× of ${fixed(row.slo, 2)}×${row.met ? "" : row.failed ? ", given up" : ", broken"}`];
+    return [place, `${runs[place].name}: ${row.job} ${pace(row)}${row.met ? "" : row.failed ? ", given up" : ", broken"}`];
   });
   readout.replaceChildren(make("strong", {}, `no. ${chart.cursor + 1}`),
     ...said.map(([place, text]) => make("span", { class: "reading" }, sample(place, runs[place].name), text)));
