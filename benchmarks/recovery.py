@@ -16,13 +16,14 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from benchmarks.controllers import Job, begun, submitted
+from benchmarks.controllers import Job, Process, begun, submitted
 from benchmarks.figures.goals import Goal
 from benchmarks.harness import arguments, percentile, record, table
 
 GOALS_S = {200: 2.0, 2000: 5.0}
 # Iterations that are played before the kill, and phases of a round that go on at the same time.
 ITERATIONS, AT_ONCE = 3, 50
+GIVE_UP_S = 120.0
 
 
 async def played(jobs: Sequence[Job], iterations: int) -> None:
@@ -34,15 +35,17 @@ async def played(jobs: Sequence[Job], iterations: int) -> None:
         job.close()
 
 
-def answered_s(port: int, since: float) -> float:
-    """When the controller at this port first answers that it can change something."""
-    while True:
+def answered_s(process: Process, port: int, since: float) -> float:
+    """When the controller at this port first answers that it can change something. Raises if it ends, or never does."""
+    while process.poll() is None and time.perf_counter() < since + GIVE_UP_S:
         try:
             if httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=1.0, verify=False).is_success:
                 return time.perf_counter() - since
         except httpx.HTTPError:
             pass
         time.sleep(0.005)
+    ended = "is not ready" if process.returncode is None else f"has ended with {process.returncode}"
+    raise RuntimeError(f"the controller {ended} after {time.perf_counter() - since:.1f} s")
 
 
 def killed(count: int, iterations: int, rounds: int) -> tuple[list[float], int]:
@@ -50,7 +53,7 @@ def killed(count: int, iterations: int, rounds: int) -> tuple[list[float], int]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with begun(folder, 0, lease_s=120.0) as (process, port):
-            answered_s(port, time.perf_counter())
+            answered_s(process, port, time.perf_counter())
             if count:
                 uvloop.run(_filled(count, iterations, port, folder))
             seq = int(httpx.get(f"http://127.0.0.1:{port}/healthz").json()["seq"])
@@ -60,7 +63,7 @@ def killed(count: int, iterations: int, rounds: int) -> tuple[list[float], int]:
         for _ in range(rounds):
             since = time.perf_counter()
             with begun(folder, port, lease_s=120.0) as (process, port):
-                taken.append(answered_s(port, since))
+                taken.append(answered_s(process, port, since))
                 process.send_signal(signal.SIGKILL)
                 process.wait()
         return taken, seq

@@ -3,9 +3,12 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from benchmarks.recovery import answered_s
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = {"__init__", "controllers", "harness", "populations"}
@@ -52,3 +55,10 @@ def test_a_kept_result_is_of_a_full_run(path: Path) -> None:
     result = json.loads(path.read_text())
     assert not result["arguments"]["quick"]
     assert result["machine"]["cores"]
+
+
+def test_a_controller_that_has_ended_is_not_waited_for() -> None:
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
+        process.wait()
+        with pytest.raises(RuntimeError, match="has ended with 3"):
+            answered_s(process, 1, time.perf_counter())
