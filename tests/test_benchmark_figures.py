@@ -5,6 +5,7 @@ from argparse import Namespace
 from dataclasses import replace
 from random import Random
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from benchmarks import fluid, paper_tables
 from benchmarks import replay as replay_benchmark
-from benchmarks.figures import parts, reported, sandbox_overhead
+from benchmarks.figures import over_optimum, parts, reported, sandbox_overhead
 from benchmarks.figures.goals import Goal, growth, per_dollar, spread, told
 from benchmarks.figures.over_optimum import LONG_H, MAX_GROUP, Moment, Whole, moment_paid, usd_per_hour, whole_paid
 from benchmarks.figures.pairs import job_a, micro_benchmark, slowdowns, unsaid_s
 from benchmarks.figures.trace import TraceRun, run_trace
 from rollmux.mux.hardware import PAPER_CLUSTER
+from rollmux.mux.order import Order
 from rollmux.runtime.sandbox import Cause, Ended
 from rollmux.sim.limits import pinned_bound
 from rollmux.sim.replay import Fidelity
@@ -127,10 +129,27 @@ def test_no_policy_pays_less_than_the_optimum_at_a_moment() -> None:
         assert min(paid.over.values()) >= 1 - 1e-6
 
 
+def test_what_is_proven_is_told_of_the_optimum_that_a_policy_is_held_against(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Found:
+        def __init__(self, cluster: object, max_group: int, order: Order) -> None:
+            self.order = order
+
+        def best(self, _: object) -> SimpleNamespace:
+            is_first_come = self.order is Order.FIFO
+            usd = 10.0 if is_first_come else 5.0
+            return SimpleNamespace(usd_per_hour=usd, bound_usd_per_hour=usd, complete=not is_first_come)
+
+    monkeypatch.setattr(over_optimum, "Optimum", Found)
+    moment = Moment("balanced", 2, 0)
+    paid, workload = moment_paid(moment, ("paper", "rollmux")), moment.workload()
+    assert paid.proven == {"paper": 0.0, "rollmux": 1.0}
+    assert paid.over["rollmux"] == pytest.approx(usd_per_hour(workload, "rollmux") / 5.0)
+
+
 def test_no_policy_pays_less_than_the_proven_optimum_over_the_same_lifetimes() -> None:
     pytest.importorskip("highspy", reason="the optimum needs the extra `solver`")
     paid = whole_paid(Whole("mixed", 0, 8, 40.0), paper_tables.PLACED)
-    assert paid.proven == 1
+    assert paid.proven == dict.fromkeys(paper_tables.PLACED, 1.0)
     assert min(paid.over.values()) >= 1 - 1e-6
     assert set(paid.slo) == set(paper_tables.PLACED)
 

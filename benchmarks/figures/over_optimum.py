@@ -51,15 +51,16 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What the optimum of groups that serve whoever comes first costs, and whether that is proven.
+    """What the optimum of groups that serve whoever comes first costs, and what is proven of it.
 
-    `over` is what each policy costs over the optimum of groups that serve in its order; `slo` what it keeps.
+    `over` is what each policy costs over the optimum of groups that serve in its order; `proven` is the part of that
+    optimum's groupings that was proven the cheapest; `slo` is what the policy keeps.
     """
 
     optimum_usd: float
     bound_usd: float
-    proven: float  # the part of all groupings that was proven the cheapest
     over: dict[str, float]
+    proven: dict[str, float]
     slo: dict[str, float]
 
 
@@ -90,8 +91,9 @@ def moment_paid(moment: Moment, policies: tuple[str, ...]) -> Paid:
         policy: usd_per_hour(workload, policy, moment.seed) / best_by[_order(policy)].usd_per_hour
         for policy in policies
     }
+    proven = {policy: float(best_by[_order(policy)].complete) for policy in policies}
     best = best_by[Order.FIFO]
-    return Paid(best.usd_per_hour, best.bound_usd_per_hour, float(best.complete), over, {})
+    return Paid(best.usd_per_hour, best.bound_usd_per_hour, over, proven, {})
 
 
 def whole_paid(whole: Whole, policies: tuple[str, ...]) -> Paid:
@@ -107,15 +109,16 @@ def whole_paid(whole: Whole, policies: tuple[str, ...]) -> Paid:
         )
         for order in _orders(policies)
     }
-    run = runs[Order.FIFO]
+    against = {policy: runs[_order(policy)] for policy in policies}
     settings = Settings(
         accounting=Accounting.LIFETIME, fidelity=Fidelity.PACE, max_group=MAX_GROUP, seed=whole.seed, spares=0
     )
     outcomes = {policy: replay(workload, policy, settings) for policy in policies}
+    first = runs[Order.FIFO]
     return Paid(
-        run.outcome.usd_total,
-        run.bound_usd,
-        run.proven / run.regroups,
-        {policy: outcome.usd_total / runs[_order(policy)].outcome.usd_total for policy, outcome in outcomes.items()},
+        first.outcome.usd_total,
+        first.bound_usd,
+        {policy: outcome.usd_total / against[policy].outcome.usd_total for policy, outcome in outcomes.items()},
+        {policy: run.proven / run.regroups for policy, run in against.items()},
         {policy: outcome.slo_attainment for policy, outcome in outcomes.items()},
     )
