@@ -156,6 +156,30 @@ def test_where_no_file_is_left_a_caller_waits_and_the_loop_is_not_kept_busy(
         runner.run(story(at))
 
 
+def test_who_is_inside_already_counts_among_those_whom_somebody_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(gate, "TOLD", 1)
+    inside, met = [2], list[str]()
+
+    async def meet(guest: socket.socket) -> None:
+        with guest:
+            met.append("met")
+
+    async def story(at: socket.socket) -> None:
+        opened = Gate(at, meet, lambda: inside[0])
+        with socket.create_connection(at.getsockname(), timeout=10) as caller:
+            assert await asyncio.to_thread(is_gone, caller)
+        assert not met
+        inside[0] = 1
+        with socket.create_connection(at.getsockname(), timeout=10):
+            await eventually(lambda: bool(met))
+        opened.close()
+        await opened.wait_closed()
+
+    with socket.create_server(("127.0.0.1", 0)) as at:
+        asyncio.run(story(at))
+
+
 def test_at_the_door_are_no_more_than_files_are_left_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MOST_CONNECTIONS", 1)
     monkeypatch.setattr(gate, "TOLD", 1)

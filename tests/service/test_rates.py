@@ -18,6 +18,8 @@ def test_a_burst_is_allowed_and_then_only_so_many_calls_a_second() -> None:
     assert sum(rates.allow("a") for _ in range(int(BURST) + 50)) == BURST
     clock.now += 1.0
     assert sum(rates.allow("a") for _ in range(int(PER_S) + 50)) == PER_S
+    clock.now += 10 * BURST / PER_S
+    assert sum(rates.allow("a") for _ in range(int(BURST) + 50)) == BURST, "what is not used is not saved up"
 
 
 def test_one_caller_uses_up_nothing_of_another() -> None:

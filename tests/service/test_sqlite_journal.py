@@ -57,6 +57,26 @@ def test_a_journal_is_its_owners_alone_in_a_folder_that_is_open_to_others(tmp_pa
     assert set(modes.values()) == {0o600}
 
 
+def test_an_append_is_on_the_disk_when_it_returns(journal: SqliteJournal) -> None:
+    """What SQLite calls FULL: it syncs its log with each commit."""
+    assert [list(journal._rows(f"PRAGMA {name}")) for name in ("journal_mode", "synchronous")] == [[("wal",)], [(2,)]]
+
+
+def test_a_copy_is_on_the_disk_once_it_has_its_name(
+    journal: SqliteJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, copy = list[int](), tmp_path / "copy.db"
+
+    def fsync(file: int) -> None:
+        assert not copy.exists()
+        synced.append(os.fstat(file).st_ino)
+
+    journal.append(batch(1, 3))
+    monkeypatch.setattr(os, "fsync", fsync)
+    journal.copy(copy)
+    assert synced == [copy.stat().st_ino]
+
+
 def test_no_damage_of_the_file_gives_other_records(tmp_path: Path) -> None:
     with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
         journal.append(batch(1, 300))

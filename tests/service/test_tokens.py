@@ -44,6 +44,14 @@ def test_tokens_that_are_made_at_once_are_all_there(tmp_path: Path) -> None:
     assert sorted(str(each["name"]) for each in tokens(tmp_path).names()) == [f"p{i}" for i in range(AT_ONCE)]
 
 
+def test_no_more_tokens_of_jobs_are_remembered_than_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollmux.service.tokens.MOST_REMEMBERED", 3)
+    known = tokens(tmp_path)
+    for name in [f"job-{number}" for number in range(8)] * 2:
+        assert known.caller(known.of_job(name, "ann")) == Caller(Role.JOB, f"job {name}", "ann", name)
+        assert len(known._jobs) <= 3
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 1}', '{"a": {"name": "b"}}', "\0"])
 def test_where_the_file_is_damaged_what_was_known_holds_and_nothing_is_changed(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture

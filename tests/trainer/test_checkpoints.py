@@ -52,6 +52,22 @@ def test_a_save_that_breaks_off_leaves_the_older_ones_as_they_were(
     assert made.load(2, JOB)["batcher"] == state(2)["batcher"]
 
 
+def test_a_checkpoint_has_its_name_once_it_is_on_the_disk_and_the_name_is_brought_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, made = list[tuple[list[str], bool]](), Checkpoints(tmp_path)
+
+    def fsync(file: int) -> None:
+        names = sorted(path.name for path in tmp_path.iterdir())
+        synced.append((names, os.path.sameopenfile(file, folder)))
+
+    folder = os.open(tmp_path, os.O_RDONLY)
+    monkeypatch.setattr(os, "fsync", fsync)
+    made.save(7, JOB, state(7))
+    os.close(folder)
+    assert synced == [(["step-000000007.unfinished"], False), (["step-000000007.pt"], True)]
+
+
 @pytest.mark.parametrize("content", [b"", b"half a file", b"PK\x03\x04 and no more"])
 def test_a_damaged_file_is_refused_and_the_message_says_what_to_do(tmp_path: Path, content: bytes) -> None:
     made = filled(tmp_path, 2)

@@ -45,6 +45,7 @@ from rollmux.runtime.sync.wire import (
     Begun,
     Challenge,
     Flip,
+    Flipped,
     Header,
     Hello,
     Kind,
@@ -367,6 +368,25 @@ def test_nobody_flips_to_what_has_not_landed(tmp_path: Path) -> None:
             leader.hear(Begun)
         leader.close()
         assert made.serve(whole(made.plan, 1))
+
+
+def test_nobody_flips_to_another_version_than_the_one_that_has_landed(tmp_path: Path) -> None:
+    with world(small(senders=(1, 1), receivers=(1, 1)), tmp_path) as made:
+        for version in (1, 2):
+            publish(made, version)
+            made.sync(version)
+        late = made.receivers[0]
+        late.close()
+        for name, version, generation in (("held", 1, 0), ("ready", 2, 1)):
+            mark = Mark(version, version, generation, made.plan.fingerprint)
+            (late.folder / name).write_bytes(msgspec.json.encode(mark))
+        made.receivers[0] = again = Receiver(made.plan, 0, late.folder, TOKEN, ["tcp://127.0.0.1:0"])
+        leader = led(made, 3, 3)
+        leader.say(Flip(3, 3))
+        with pytest.raises(Refused, match="version 3 of epoch 3 has not landed"):
+            leader.hear(Flipped)
+        leader.close()
+        assert holds(made.plan, again, whole(made.plan, 1))
 
 
 def test_a_newer_attempt_ends_the_one_before(tmp_path: Path) -> None:
