@@ -3,8 +3,9 @@
 The same job runs in forms that take turns, step by step: all in one process; its update by two replicas; its rollout by
 two workers in processes of their own; both; and with training that begins while the last responses are drawn, on a core
 that idles, or on that of a worker that is freed for it. Each process has one thread, so no form uses more than two
-cores. All forms should draw and train the same as one process, up to rounding: their rewards are shown beside their
-seconds. A rollout gains less than an update: its tail has few responses, and a step of few is no faster on two cores.
+cores. All forms should draw the same as one process, up to rounding: how likely the tokens are that they drew in the
+last step is shown beside their seconds. No answer of so new a model is right, so rewards would show nothing. A rollout
+gains less than an update: its tail has few responses, and a step of few is no faster on two cores.
 """
 
 from argparse import Namespace
@@ -57,14 +58,15 @@ def forms(job: JobFile) -> Mapping[str, JobFile]:
 
 
 def step(parts: Parts) -> tuple[float, float, float]:
-    """Seconds of rollout and of update, and the mean reward."""
+    """Seconds of rollout and of update, and the mean log-probability of a drawn token."""
     began = perf_counter()
     rolled = parts.rollout.round(lambda over, launched: None)
     between = perf_counter()
     parts.learner.update(rolled.samples)
     ended = perf_counter()
     parts.rollout.update(parts.learner.version)
-    return between - began, ended - between, fmean(sample.reward for sample in rolled.samples)
+    drawn = [logprob for sample in rolled.samples for logprob in sample.logprobs]
+    return between - began, ended - between, fmean(drawn)
 
 
 class Form:
@@ -109,7 +111,7 @@ def measure(args: Namespace) -> dict[str, object]:
         turns = [{name: form.step() for name, form in made.items()} for _ in range(2 if args.quick else args.rounds)]
     rows = []
     for name in made:
-        rollout_s, update_s, reward = (median(turn[name][part] for turn in turns) for part in range(3))
+        rollout_s, update_s = (median(turn[name][part] for turn in turns) for part in range(2))
         gains = [median(turn[ONE][part] / turn[name][part] for turn in turns) for part in range(2)]
         whole = median(sum(turn[ONE][:2]) / sum(turn[name][:2]) for turn in turns)
         rows.append(
@@ -117,7 +119,7 @@ def measure(args: Namespace) -> dict[str, object]:
                 "form": name,
                 "rollout s": rollout_s,
                 "update s": update_s,
-                "reward": reward,
+                "log-probability": turns[-1][name][2],
                 "one over this, rollout": gains[0],
                 "update": gains[1],
                 "step": whole,
