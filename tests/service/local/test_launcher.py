@@ -6,10 +6,12 @@ import json
 import os
 import resource
 import shutil
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
@@ -28,6 +30,7 @@ from rollmux.service.local.plans import plan_for
 from rollmux.service.local.process_tree import look
 from tests import builders
 from tests.service.local.launching import STUBBORN_DAEMON, launching, nothing_left, shell, until, written
+from tests.service.test_disk import small_disk
 
 
 @pytest.fixture(autouse=True)
@@ -422,6 +425,25 @@ def test_a_folder_on_a_server_that_is_silent_holds_up_nobody_else_nor_the_end_of
     monkeypatch.setattr(launchers, "SILENT_S", 0.05)
     monkeypatch.setattr(Path, "is_dir", is_dir)
     asyncio.run(story())
+
+
+def test_how_an_attempt_has_ended_is_known_though_the_disk_has_filled_meanwhile(tmp_path: Path) -> None:
+    if not small_disk(tmp_path / "state"):
+        pytest.skip("file systems can't be mounted here")
+
+    async def story() -> str:
+        async with launching(tmp_path) as (launcher, exits):
+            await launcher.start(shell(tmp_path, "while [ ! -e full ]; do sleep 0.01; done; exit 3"))
+            with suppress(OSError), (tmp_path / "state" / "other").open("wb", 0) as other:
+                while other.write(bytes(4096)):
+                    pass
+            (tmp_path / "full").touch()
+            return await exits.next()
+
+    try:
+        assert "ended with exit code 3" in asyncio.run(story())
+    finally:
+        subprocess.run(["umount", "-l", tmp_path / "state"], check=True)
 
 
 def test_a_start_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
