@@ -65,7 +65,7 @@ def test_a_task_that_is_cancelled_while_it_waits_gives_its_turn_to_others(before
 
 def test_who_stops_waiting_for_its_turn_holds_up_nobody() -> None:
     """It is granted all the same, as nobody can tell in time."""
-    world, engine, crowd, begun, over = World(lease_s=0.5, drain_s=0.5), Engine(), Crowd(), Event(), Event()
+    world, engine, crowd, begun, over = World(lease_s=2.0, drain_s=2.0), Engine(), Crowd(), Event(), Event()
     patient = iter(range(5))
 
     def impatient(verb: str, message: Any) -> str:
@@ -91,6 +91,8 @@ def test_who_stops_waiting_for_its_turn_holds_up_nobody() -> None:
         over.set()
         with third.phase("rollout"):
             assert engine.moves == []
+            (declined,) = world.said("a", Said.FAILED)
+        assert declined.reason == "nobody waited for its turn any more"
         crowd.join()
         with mux.phase("rollout", state=engine):
             assert engine.here
