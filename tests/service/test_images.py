@@ -12,12 +12,13 @@ import pytest
 from rollmux.mux.policies.rollmux import RollmuxPolicy
 from rollmux.service import host as hosts
 from rollmux.service.errands import Errands
-from rollmux.service.host import Host
+from rollmux.service.host import Host, Unavailable
 from rollmux.service.journal import Batch, Image, Packed, SqliteJournal
 from rollmux.service.recovery import recover
 from tests.service.fuzz import Nobody
 from tests.service.test_recovery import JOB
 from tests.service.world import CLUSTERS, RULES
+from tests.waiting import eventually
 
 
 class Copies:
@@ -131,3 +132,34 @@ def test_images_are_made_while_calls_come_so_fast_that_there_is_always_something
     with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
         after, _ = recover(journal, CLUSTERS[0], RollmuxPolicy(), RULES)
         assert len(after.jobs) == BusyDisk.calls + 1
+
+
+class FullDisk(SqliteJournal):
+    """Takes no record, and would have room for an image."""
+
+    kept = 0
+
+    def append(self, batch: Batch) -> None:
+        raise OSError("no space left")
+
+    def keep(self, image: Image | Packed) -> None:
+        self.kept += 1
+
+
+def test_no_image_is_kept_of_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next life would know of jobs that were refused."""
+    monkeypatch.setattr(hosts, "REPLAY_S", -1.0)
+    monkeypatch.setattr(hosts, "Forked", AtOnce)
+
+    async def main() -> None:
+        journal = FullDisk(tmp_path / "journal.db")
+        controller, now = recover(journal, CLUSTERS[0], RollmuxPolicy(), RULES)
+        host = Host(controller, journal, Errands(controller.machine, controller.jobs, Nobody(), lambda *_: {}), now, 0)
+        await host.start([])
+        with pytest.raises(Unavailable, match="no space left"):
+            await host.call(lambda at: controller.submit(at, "team", JOB))
+        await eventually(lambda: not host._copying)
+        await host.stop()
+        assert journal.kept == 0
+
+    asyncio.run(main())
