@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from rollmux.service.errands import Errands
 from rollmux.service.host import Host
 from rollmux.service.journal import Batch, SqliteJournal
 from rollmux.service.recovery import recover
+from rollmux.service.steps import Steps
 from tests.service.fuzz import Nobody
 from tests.service.memory_journal import MemoryJournal
 from tests.service.serving import PAIR, RULES, Served, job, served
@@ -125,6 +127,41 @@ def test_what_may_or_may_not_be_on_disk_was_told_nobody(tmp_path: Path, keeps: b
         for number in range(20):
             there.post("/v1/jobs", job(f"job-{number}"))
         assert names(there) == [f"job-{number}" for number in range(20)]
+
+
+class SlowDisk(SqliteJournal):
+    """Each write waits until it may end."""
+
+    may_end = threading.Event()
+
+    def append(self, batch: Batch) -> None:
+        assert self.may_end.wait(10.0)
+        super().append(batch)
+
+
+def test_a_look_at_all_tells_of_nothing_that_is_not_on_disk_yet(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = SlowDisk(tmp_path / "journal.db")
+        controller, now = recover(journal, PAIR, RollmuxPolicy(), RULES)
+        host = Host(controller, journal, Errands(controller.machine, controller.jobs, Nobody(), lambda *_: {}), now, 0)
+        journal.may_end.set()
+        await host.start([])
+        journal.may_end.clear()
+
+        def seen() -> Steps[list[str]]:
+            yield
+            return list(controller.jobs)
+
+        submitted = asyncio.ensure_future(host.call(lambda at: controller.submit(at, "team", JOB)))
+        looked = asyncio.ensure_future(host.look_through(lambda _: seen()))
+        await asyncio.sleep(0.05)
+        assert not looked.done()
+        journal.may_end.set()
+        assert await looked == [JOB.job.id]
+        await submitted
+        await host.stop()
+
+    asyncio.run(main())
 
 
 def test_a_controller_that_can_write_nothing_from_its_start_on_is_read_only_and_says_why(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rollmux.service.launcher import LaunchFailed
-from rollmux.service.local import kept, process_tree
+from rollmux.service.local import kept, memory, process_tree
 from rollmux.service.local import launcher as launchers
 from rollmux.service.local.kept import ask, spawn, wait_ended
 from rollmux.service.local.launcher import LOG_BYTES, VANISHED
@@ -288,7 +288,11 @@ def test_what_vanished_is_looked_for_once_and_together_and_never_again(
         record.write_text(json.dumps({"job": "a", "attempt": number, "keeper": keeper}))
         if number > 1:
             record.with_suffix(".told").touch()
+    shared = Path(memory.path_of(f"ROLLMUX_KEEPER={1:032x}", os.getpid()))
+    shared.mkdir()
+    (shared / "weights").touch()
     asyncio.run(story())
+    assert not shared.exists()
 
 
 @pytest.mark.parametrize("is_heard", [False, True])
@@ -360,6 +364,25 @@ def test_a_halted_keeper_is_stopped_all_the_same(tmp_path: Path) -> None:
             await launcher.stop("a", 1, 5.0)
 
     asyncio.run(story())
+
+
+def test_a_keeper_that_heeds_nothing_is_killed_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: Those
+) -> None:
+    def unheeded(keeper: Watched, number: signal.Signals) -> None:
+        if number == signal.SIGKILL:
+            ask(keeper, number)
+
+    async def story() -> None:
+        async with launching(tmp_path) as (launcher, _):
+            await launcher.start(shell(tmp_path, "sleep 60"))
+            await launcher.stop("a", 1, 0.05)
+            assert look(keeper_of(tmp_path)) is None
+
+    monkeypatch.setattr(launchers, "KILL_S", 0.05)
+    monkeypatch.setattr(launchers, "ask", unheeded)
+    asyncio.run(story())
+    be_init(older)
 
 
 def test_a_keeper_that_is_told_to_end_from_outside_ends_the_attempt_and_says_so(tmp_path: Path) -> None:
