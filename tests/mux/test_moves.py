@@ -697,6 +697,19 @@ def test_a_measurement_takes_nothing_that_a_job_has_gained_and_its_neighbours_co
     assert not [name for name, record in cast.jobs.items() if record.target is not None]
 
 
+@pytest.mark.parametrize(("synced_at", "joins"), [(2000.0, True), (3200.0, False)])
+def test_a_newcomer_joins_by_what_the_others_can_still_lose(synced_at: float, joins: bool) -> None:
+    """A may take 130 s for each of its 40 iterations to come, or since the last look has become so late that it may
+    take 100; beside the newcomer it takes 110."""
+    machine = started(job("A", iterations=60))
+    progress = machine.state.jobs["A"].progress
+    progress.rolled = progress.trained = progress.synced = 20
+    progress.since = synced_at
+    long = PhaseSpec(55.0, 1)
+    machine.handle(synced_at, ev.JobSubmitted(job("B", rollout=long, train=long, iterations=60)))
+    assert (machine.state.jobs["B"].group_id == "group-0") is joins
+
+
 def test_one_move_that_will_relieve_a_group_is_waited_for() -> None:
     """A new measurement makes one too many of three; what comes meanwhile sends nobody else away."""
     cast = pairs(Checked(), *(job(name, slo=1.6, iterations=90) for name in "ABC"))

@@ -146,7 +146,7 @@ class ClusterMachine:
         state.jobs[job.id] = JobRecord(job.resolve(state.cluster), job, state.ledger.seq, now)
         state.backlog.append(job.id)
         out: Commands = []
-        state.admit_waiting(now, out)
+        self.mover.admit(now, out)
         return out
 
     def _job_started(self, now: float, event: ev.JobStarted) -> Commands | None:
@@ -185,7 +185,7 @@ class ClusterMachine:
         out: Commands = []
         for group_id in state.learn(now, record, job):
             self.mover.relieve(now, group_id, out)
-        state.admit_waiting(now, out)  # a job that takes less than it said leaves room
+        self.mover.admit(now, out)  # a job that takes less than it said leaves room
         return out
 
     def _job_finished(self, now: float, event: ev.JobFinished) -> Commands | None:
@@ -241,7 +241,7 @@ class ClusterMachine:
     def _changes_no_places(self, now: float, record: JobRecord, out: Commands) -> None:
         """A job is ended or restarted: nobody is stopped for an exchange with it, or waits for it, from now on."""
         if self.mover.without_exchange(record.job.id, out):
-            self.state.admit_waiting(now, out)
+            self.mover.admit(now, out)
 
     def _job_abandoned(self, now: float, event: ev.JobAbandoned) -> Commands | None:
         record = self._record(event.job_id)
@@ -274,7 +274,7 @@ class ClusterMachine:
         assert record.placement is not None
         state.launch(record, record.placement, out)
         if calls_off:
-            state.admit_waiting(now, out)
+            self.mover.admit(now, out)
 
     def _moves(self, now: float, record: JobRecord, target: tuple[str, Placement], out: Commands) -> None:
         """A job whose processes are gone begins anew in the place that was kept for it, once its nodes are there."""
@@ -383,7 +383,7 @@ class ClusterMachine:
         if node is not None and node.group_id is None:
             self.mover.after_departure(now, list(state.strained), out)
         else:
-            state.admit_waiting(now, out)
+            self.mover.admit(now, out)
         return out
 
     def _node_lost(self, now: float, event: ev.NodeLost) -> Commands | None:
@@ -475,7 +475,7 @@ class ClusterMachine:
                 self._gone(now, record, out)
         if state.swaps and state.swaps_until <= now:
             self.mover.exchanger.call_off(out)
-            state.admit_waiting(now, out)  # the groups of the exchange take newcomers again
+            self.mover.admit(now, out)  # the groups of the exchange take newcomers again
             changed = True
         return out if out or due or changed else None
 

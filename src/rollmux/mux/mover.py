@@ -49,8 +49,14 @@ class Mover:
         """Jobs have left room: first for jobs that wait, then to bring the rest of these groups closer together."""
         for group_id in left:
             self.relieve(now, group_id, out)
-        self.state.admit_waiting(now, out)
+        self.admit(now, out)
         self.regroup(now, out)
+
+    def admit(self, now: float, out: Commands) -> None:
+        """Gives jobs in line their places. Where they may go depends on what the others can still lose, as of now."""
+        if self.state.backlog:
+            self.follow_budgets(now, out)
+            self.state.admit_waiting(now, out)
 
     def regroup(self, now: float, out: Commands) -> None:
         """Makes the moves that save the most, one after the other, as long as some pay.
