@@ -212,16 +212,6 @@ def test_a_folder_that_is_named_comes_before_the_controller_of_the_environment(
     assert (there.url, there.token) == given
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_whoever_makes_a_token_where_no_controller_has_begun_is_told_so(tmp_path: Path, begun: bool) -> None:
-    """It is good for nothing if another folder was meant."""
-    if begun:
-        (tmp_path / "url").write_text("http://here:8421\n")
-    done = CliRunner().invoke(app, ["token", "create", "ann", "--folder", str(tmp_path)])
-    assert done.stdout.startswith("rollmux_")
-    assert ("no controller has begun" in done.stderr) is not begun
-
-
 @pytest.mark.parametrize(("token", "told"), [("", True), ("wrong", False)])
 def test_who_has_sent_no_token_is_told_where_a_folder_s_own_goes(token: str, told: bool) -> None:
     refused = httpx.MockTransport(

@@ -32,13 +32,8 @@ def create(
     if admin and tenant:
         raise typer.BadParameter("--admin and --tenant: an admin's token is no tenant's, give one of the two")
     role, whose = (Role.ADMIN, "") if admin else (Role.TENANT, tenant or name)
-    place = _meant(folder)
-    if not (place / "url").exists():
-        typer.echo(
-            f"Note: no controller has begun in {place} yet; the token is good for that folder's alone.", err=True
-        )
     with all_refusals():
-        tokens = Tokens(place, time.time)
+        tokens = Tokens(_meant(folder), time.time)
         made = tokens.create(name, role, whose, None if days is None else days * DAY_S)
     try:
         show({"name": name, "role": role.value, "tenant": whose, "token": made}, as_json, made)
