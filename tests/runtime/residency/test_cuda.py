@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, Visitor, cuda, driver, sheet
+from rollmux.runtime.residency import Budget, NoRoom, NotFreed, Resident, Unfit, Visitor, cuda, driver, on_device, sheet
 from rollmux.runtime.residency.checksum import LINE, checksum, digests, sums_of
 from rollmux.runtime.residency.cuda import STREAMS, CudaMemory
 from rollmux.runtime.residency.layout import CHUNK_BYTES, ROW_BYTES
@@ -367,30 +367,30 @@ def test_what_was_allocated_while_others_held_a_state_s_memory_is_not_taken_for_
 
 
 @pytest.mark.parametrize("make", [Resident, Visitor], ids=["resident", "visitor"])
+@pytest.mark.parametrize("breaks", [(Copies, "start"), (on_device, "Guard")], ids=["a copy", "the first sample"])
 def test_a_load_that_fails_holds_no_memory_of_the_device_once_it_is_offloaded(
-    budget: Budget, monkeypatch: pytest.MonkeyPatch, make: type
+    budget: Budget, monkeypatch: pytest.MonkeyPatch, make: type, breaks: tuple[Any, str]
 ) -> None:
     """Whoever gives the nodes back for an error has that error in hand."""
     gpu = on_a_fake(monkeypatch)
     state, memory = gpu.put(some(1)), CudaMemory(torch.device("cuda"))
     if make is Resident:
-        moved: Resident | Visitor = Resident(state, name="a", budget=budget, memory=memory)
+        moved: Resident | Visitor = Resident(state, name="a", budget=budget, memory=memory, read_only=True)
     else:
-        moved = Visitor(lambda: {"w": state["w"]}, name="a", memory=memory)
+        moved = Visitor(lambda: {"w": state["w"]}, name="a", memory=memory, read_only=True)
         moved.load()
     moved.offload()
-    real = Copies.start
 
-    def start(copies: Copies, lane: int, target: Tensor, source: Tensor) -> None:
-        raise RuntimeError("no copies")
+    def fail(*_: object) -> None:
+        raise RuntimeError("no room")
 
-    monkeypatch.setattr(Copies, "start", start)
-    with pytest.raises(RuntimeError, match="no copies") as failed:
-        moved.load()
-    moved.offload()
+    with monkeypatch.context() as broken:
+        broken.setattr(*breaks, fail)
+        with pytest.raises(RuntimeError, match="no room") as failed:
+            moved.load()
+        moved.offload()
     assert gpu.allocated() == gpu.reserved == 0
     del failed
-    monkeypatch.setattr(Copies, "start", real)
     moved.load()
     assert state["w"].eq(1).all()
     moved.close()

@@ -136,14 +136,14 @@ class Resident:
         if self.kept is not None and self.kept.whole:
             try:
                 self._loaded_version = bring(self.kept, flat, self.device.memory, partial(self._board, flat))
+                if self.read_only:
+                    self.device.watch()
             except BaseException as error:
                 clear_frames(error.__traceback__)  # which hold the memory for as long as somebody has the error
                 self.device.unbind()
                 self.device.let_go_of(flat)
                 del flat
                 raise
-            if self.read_only:
-                self.device.watch()
         elif self._rebuild is not None:
             self.device.bind(self._layout, flat)
             del flat  # so that an error on its way holds no memory

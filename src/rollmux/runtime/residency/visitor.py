@@ -48,10 +48,10 @@ class Visitor:
             try:
                 self._fill(flat)
             except BaseException as error:
+                clear_frames(error.__traceback__)  # which hold the memory for as long as somebody has the error
                 if not self.is_here:
-                    clear_frames(error.__traceback__)  # which hold the memory for as long as somebody has the error
                     self._device.let_go_of(flat)
-                    del flat
+                del flat
                 raise
             self._visiting = True
 
