@@ -23,6 +23,7 @@ from rollmux.service.app import App, Receive, Scope, Send
 from rollmux.service.tokens import Role
 from tests.browsing import contrast
 from tests.service.serving import PAIR, RULES, Served, job, served
+from tests.service.test_stream import follow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "attach"
 PLAIN, HOSTILE = "gsm8k-7b", "<img src=x onerror=alert(1)>"
@@ -608,21 +609,23 @@ def test_a_page_that_gets_no_stream_says_why_and_asks_ever_more_seldom(
     tmp_path: Path, eyes: Eyes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eyes.allowed = "429"
-    monkeypatch.setattr("rollmux.service.app.MOST_STREAMS_EACH", 0)
-    with looked_at(eyes, tmp_path) as there:
+    monkeypatch.setattr("rollmux.service.app.MOST_STREAMS_EACH", 1)
+    with looked_at(eyes, tmp_path) as there, follow(there):
         page, looks = eyes.open(there), [time.monotonic()]
         page.on("request", lambda one: looks.append(time.monotonic()) if "since_s=3600" in one.url else None)
         soon(page, "#link-text", "^Not live: too many streams are open: close one")
         while len(looks) < 4:
             page.wait_for_timeout(50)
         assert looks[-1] - looks[-2] > 0.7
-        monkeypatch.setattr("rollmux.service.app.MOST_STREAMS_EACH", 8)
-        page.evaluate("""() => {
+        bob = there.service.tokens.create("bob", Role.TENANT, "bob")
+        page.evaluate(
+            """token => {
             window.told = [];
             const link = document.querySelector("#link-text");
             new MutationObserver(() => window.told.push(link.textContent)).observe(link, { childList: true });
-        }""")
-        bob = there.service.tokens.create("bob", Role.TENANT, "bob")
-        page.evaluate("token => { location.hash = `token=${token}`; }", bob)
+            location.hash = `token=${token}`;
+        }""",
+            bob,
+        )
         soon(page, "#link-text", "^Live$")
         assert not [text for text in page.evaluate("window.told") if "Not live" in text], "that was of the token before"
