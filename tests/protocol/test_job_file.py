@@ -129,6 +129,14 @@ def test_the_folder_of_what_a_pipe_brings_is_the_present_one(tmp_path: Path, mon
         os.close(ours)
 
 
+def test_the_folder_of_an_open_file_is_the_present_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `rollmux submit /dev/stdin < job.yaml`, or with a text in the script, for which many shells open a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "folder": "sub"}), encoding="utf-8")
+    with (tmp_path / "job.yaml").open(encoding="utf-8") as file:
+        assert Path(read_job_file(f"/dev/fd/{file.fileno()}").folder) == tmp_path / "sub"
+
+
 def test_what_is_said_beside_a_file_counts_as_if_it_stood_there(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps(JOB), encoding="utf-8")
     found = read_job_file(tmp_path / "job.yaml", ["name=B", "rollout.nodes=2", "env.SEED='3'", "folder=sub"])

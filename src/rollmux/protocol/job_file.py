@@ -62,8 +62,10 @@ def read_job_file(path: str | Path, changes: Sequence[str] = ()) -> Submission:
     content = read_plain(path, subject, TO_SUBMIT, changes)
     # A folder that is a URL stays as it is: a launcher unpacks what is there.
     if isinstance(content, dict) and isinstance(folder := content.get("folder", ""), str) and "://" not in folder:
-        own = path.parent if path.is_file() else Path()  # a pipe lies where no command can run
-        content = {**content, "folder": str(own.resolve() / folder)}
+        own = path.parent.resolve()
+        if not path.is_file() or own == Path("/dev") or own.is_relative_to("/proc"):
+            own = Path.cwd()  # what a pipe brings, or an open file: no command can run where these lie
+        content = {**content, "folder": str(own / folder)}
     return read_job(content, subject)
 
 
