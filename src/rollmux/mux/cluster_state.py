@@ -188,8 +188,6 @@ class ClusterState:
 
     def admit_waiting(self, now: float, out: Commands) -> None:
         """One cycle of the queue: snapshot, order, plan, check, then apply."""
-        if not self.backlog:
-            return
         # 1. Snapshot, and the queue in its order.
         snapshot = self.snapshot()
         self.backlog.sort(key=self._turn)
